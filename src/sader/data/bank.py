@@ -1,0 +1,310 @@
+"""All training series in the memory of one device, and batches of any task made from them there.
+
+METHOD 7 and LESSONS 2, 7, 11. `SeriesBank` decodes shards once; `SeriesMaker.batch(step, ...)` depends on (seed, step)
+alone, so a resumed run sees the same batches. Decisions are in `plan.py`, clouds in `clouds.py`.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from sader.data.clouds import CloudSettings, apply_clouds, cloud_fields, paste_clouds
+from sader.data.plan import CELL, SINGLE, Catalogue, MakerSettings, Plan, Planner
+from sader.data.pseudodates import PseudoDateSettings, pseudo_dates
+from sader.data.series import CLEAR, SHADOW, THICK, THIN, UNKNOWN, SeriesBatch, keyed_generator
+from sader.data.shards import SeriesRecord, read_shard, shard_files
+from sader.errors import BandError, DataError
+
+_NODATA = 254
+"""In the bank's label plane: the pixel was not observed."""
+_MAY_BE_ZERO = ("B10",)
+"""Cirrus over clear land is 0 to a few counts: there 0 is a value, not nodata."""
+
+
+class SeriesBank:
+    """Every pixel of the given records on `device`: `values` int16 (N, C) in counts, `labels` uint8 (N,).
+
+    Bands a record lacks are 0 and noted in `band_present` (R, C). 150 million values take 0.3 GB.
+    """
+
+    def __init__(
+        self, records: Iterable[SeriesRecord], *, bands: Sequence[str], device: torch.device | str = "cpu"
+    ) -> None:
+        self.bands, self.device = tuple(bands), torch.device(device)
+        self.names: list[str] = []
+        values, labels, tables, rows = [], [], [], []
+        present, days = [], []
+        pixels = cells = 0
+        for number, record in enumerate(records):
+            has = [name in record.bands for name in self.bands]
+            if not any(has):
+                raise BandError(f"{record.name} has bands {record.bands}; expected some of {self.bands}.")
+            t, _, h, w = record.dn.shape
+            dn = np.zeros((t, h, w, len(self.bands)), np.int16)
+            for k, name in enumerate(self.bands):
+                if has[k]:
+                    dn[..., k] = np.minimum(record.dn[:, record.bands.index(name)], 32767)
+            must = [k for k, name in enumerate(self.bands) if has[k] and name not in _MAY_BE_ZERO]
+            seen = (dn[..., must] > 0).all(-1)
+            known = np.full((t, h, w), UNKNOWN, np.uint8) if record.labels is None else record.labels
+            known = np.where(seen, known, _NODATA).astype(np.uint8)
+            values.append(torch.from_numpy(np.where(seen[..., None], dn, 0).reshape(-1, len(self.bands))))
+            labels.append(torch.from_numpy(known.reshape(-1)))
+            for k in range(t):
+                clear, cloud = known[k] == CLEAR, (known[k] >= THICK) & (known[k] <= SHADOW)
+                rows.append((number, pixels + k * h * w, h, w, int(clear.sum()), int(cloud.sum()), cells))
+                tables.append((_summed(clear), _summed(cloud)))
+                cells += len(tables[-1][0])
+            pixels += t * h * w
+            present.append(has)
+            days.append(record.days or (float("nan"),) * t)
+            self.names.append(f"{record.source}/{record.name}")
+        if not rows:
+            raise DataError("the bank got no series; expected at least one. Check the shards with: sader data show.")
+        self.values = torch.cat(values).to(self.device)
+        self.labels = torch.cat(labels).to(self.device)
+        self.band_present = torch.tensor(present, device=self.device)
+        self.days = np.array([day for record_days in days for day in record_days], np.float32)
+        self._catalogue(rows, tables, np.array(present), [name.split("/")[0] for name in self.names])
+
+    def _catalogue(self, rows: list, tables: list, present: np.ndarray, sources: list[str]) -> None:
+        columns = [np.array(column, np.int64) for column in zip(*rows, strict=True)]
+        record = columns[0]
+        first = np.searchsorted(record, np.arange(len(sources)))
+        self.catalogue = Catalogue(
+            *columns,
+            clear_table=np.concatenate([clear for clear, _ in tables]),
+            cloud_table=np.concatenate([cloud for _, cloud in tables]),
+            first=first,
+            dates=np.diff(np.append(first, len(record))),
+            source=np.array(sources),
+            donor=present.all(1),
+        )
+
+    @classmethod
+    def load(
+        cls, where: str | Path | Iterable[str | Path], *, bands: Sequence[str], device: torch.device | str = "cpu"
+    ) -> SeriesBank:
+        """Return the bank of all shards in a folder, a file or several of either; they are decoded in parallel."""
+        # LZMA and most of NumPy let other threads run; `map` keeps the order, on which the batches depend.
+        with ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as pool:
+            decoded = pool.map(lambda path: list(read_shard(path)), shard_files(where))
+            return cls((record for records in decoded for record in records), bands=bands, device=device)
+
+    def windows(
+        self, frame: np.ndarray, y: np.ndarray, x: np.ndarray, symmetry: np.ndarray, side: int
+    ) -> tuple[Tensor, Tensor]:
+        """Return reflectance (N, C, side, side) and labels (N, side, side), 254 where not observed.
+
+        `frame`, `y`, `x`, `symmetry` are (N,); a window may reach beyond its frame.
+        """
+        c = self.catalogue
+        # One transfer for all the small numbers.
+        facts = np.stack([c.base[frame], c.height[frame], c.width[frame], y, x, symmetry])
+        base, height, width, top, left, turned = torch.from_numpy(facts).to(self.device)[:, :, None, None]
+        row = torch.arange(side, device=self.device)[None, :, None]
+        column = row.transpose(1, 2)
+        # The inverse of `series.turn`: where does the pixel at (row, column) of the turned window come from?
+        row = torch.where((turned & 1).bool(), side - 1 - row, row)
+        column = torch.where((turned & 2).bool(), side - 1 - column, column)
+        swap = (turned & 4).bool()
+        row, column = torch.where(swap, column, row) + top, torch.where(swap, row, column) + left
+        inside = (row >= 0) & (row < height) & (column >= 0) & (column < width)
+        place = torch.where(inside, base + row * width + column, 0)
+        reflectance = self.values[place].permute(0, 3, 1, 2).float() * (inside[:, None] / 10000.0)
+        return reflectance.clamp_(0, 1), torch.where(inside, self.labels[place], _NODATA)
+
+
+class SeriesMaker:
+    """Makes batches of a bank's series. `batch` is a pure function of (seed, step) and its arguments."""
+
+    def __init__(
+        self,
+        bank: SeriesBank,
+        settings: MakerSettings | None = None,
+        seed: int = 0,
+        *,
+        clouds: CloudSettings | None = None,
+        pseudo: PseudoDateSettings | None = None,
+    ) -> None:
+        self.bank, self.settings, self.seed = bank, settings or MakerSettings(), seed
+        self.clouds, self.pseudo = clouds, pseudo
+        self.planner = Planner(bank.catalogue, self.settings)
+        groups = [[name in names for name in bank.bands] for names, _ in self.settings.band_dropout]
+        # A group that is all of the bank's bands cannot be dropped.
+        chances = [chance for _, chance in self.settings.band_dropout]
+        self._chances = np.array([0.0 if all(group) else p for group, p in zip(groups, chances, strict=True)])
+        self._groups = torch.tensor(groups, dtype=torch.bool, device=bank.device).reshape(-1, len(bank.bands))
+
+    def plan(self, step: int, batch_size: int, dates: int, crop: int) -> Plan:
+        """Return what `batch` will make, without touching a pixel."""
+        return self.planner.draw(keyed_generator(self.seed, step), batch_size, dates, crop, self._chances)
+
+    @torch.no_grad()
+    def batch(self, step: int, batch_size: int, dates: int, crop: int) -> SeriesBatch:
+        """Return batch number `step`: `batch_size` series of `dates` slots, crop x crop pixels, on the device."""
+        bank, device = self.bank, self.bank.device
+        plan = self.plan(step, batch_size, dates, crop)
+        generator = torch.Generator(device).manual_seed(int(keyed_generator(self.seed, step, 1).integers(2**62)))
+        b, t = plan.frames.shape
+
+        def each(values: np.ndarray) -> np.ndarray:
+            return np.concatenate([np.repeat(values, t), values])
+
+        frames = np.concatenate([plan.frames.ravel(), plan.target])
+        images, labels = bank.windows(frames, each(plan.y), each(plan.x), each(plan.symmetry), plan.side)
+        images, labels = _coarser(images, labels, crop)
+        bands = bank.band_present[torch.from_numpy(bank.catalogue.record[plan.target]).to(device)]
+        images = self._jittered(images, b, t, generator)
+        clear, target_labels = images[b * t :], labels[b * t :]
+        cloudy, labels = images[: b * t].view(b, t, *images.shape[1:]), labels[: b * t].view(b, t, crop, crop)
+        reference = torch.from_numpy(plan.reference).to(device)
+
+        single = np.flatnonzero(plan.task == SINGLE)
+        if len(single):
+            rows = torch.from_numpy(single).to(device)
+            made = pseudo_dates(clear[rows], t, reference[rows], generator=generator, settings=self.pseudo)
+            made = made * (labels[rows] != _NODATA)[:, :, None]
+            cloudy = cloudy.index_copy(0, rows, made)
+            clear = clear.index_copy(0, rows, made[torch.arange(len(rows), device=device), reference[rows]])
+
+        valid = labels != _NODATA
+        labels = torch.where(valid, labels, UNKNOWN)
+        scored = target_labels == CLEAR
+        cloudy, labels, covered = self._clouded(cloudy, labels, valid, plan, generator)
+
+        estimate = ((cloudy - clear[:, None]) * bands[:, None, :, None, None]).abs().amax(2) > 0.04
+        estimate = F.max_pool2d(estimate.float(), 5, 1, 2) > 0
+        cloud_mask = torch.where(labels == UNKNOWN, estimate & scored[:, None], labels != CLEAR) | covered
+        at = (torch.arange(b, device=device), reference.clamp_min(0))
+        hidden = covered[at] & (reference >= 0)[:, None, None]
+
+        dropped = torch.from_numpy(plan.dropped).to(device)
+        bands = bands & ~(dropped[:, :, None] & self._groups[None]).any(1)
+        present = torch.from_numpy(plan.present).to(device)
+        shown = valid & present[:, :, None, None]
+        return SeriesBatch(
+            cloudy=cloudy * shown[:, :, None] * bands[:, None, :, None, None],
+            clear=clear * bands[:, :, None, None],
+            scored=scored,
+            hidden=hidden,
+            cloud_mask=cloud_mask & shown,
+            labels=torch.where(shown, labels, UNKNOWN),
+            valid=shown,
+            present=present,
+            reference=reference,
+            days=self._days(plan) if self.settings.days else None,
+            band_present=bands,
+        )
+
+    def _jittered(self, images: Tensor, b: int, t: int, generator: torch.Generator) -> Tensor:
+        """Return the images (B * T inputs, then B targets) with one gain per series and band."""
+        c = images.shape[1]
+        size = self.settings.jitter
+        gain = size * torch.randn(b, 1, generator=generator, device=images.device)
+        gain = gain + size / 3 * torch.randn(b, c, generator=generator, device=images.device)
+        gain = torch.cat([gain.repeat_interleave(t, 0), gain]).exp()
+        return (images * gain[:, :, None, None]).clamp(0, 1)
+
+    def _clouded(
+        self, cloudy: Tensor, labels: Tensor, valid: Tensor, plan: Plan, generator: torch.Generator
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Return the dates and labels with pasted and simulated clouds, and bool (B, T, H, W) what was covered."""
+        b, t, c, h, w = cloudy.shape
+        device = cloudy.device
+        flat, flat_labels, flat_valid = cloudy.flatten(0, 1), labels.flatten(0, 1), valid.flatten(0, 1)
+        covered = torch.zeros_like(flat_valid)
+        if len(plan.paste_slot):
+            donor, donor_labels = self._donors(plan, h)
+            slots = torch.from_numpy(plan.paste_slot).to(device)
+            take = (donor_labels >= THICK) & (donor_labels <= SHADOW) & flat_valid[slots]
+            foreign = torch.from_numpy(plan.paste_symmetry >= 0).to(device)
+            donor = _transferred(donor, donor_labels, flat[slots], foreign)
+            pasted, mask = paste_clouds(flat[slots], donor, take, feather=plan.feather)
+            flat = flat.index_copy(0, slots, pasted)
+            flat_labels = flat_labels.index_copy(0, slots, torch.where(mask, donor_labels, flat_labels[slots]))
+            covered = covered.index_copy(0, slots, mask)
+        if len(plan.cloud_slot):
+            slots = torch.from_numpy(plan.cloud_slot).to(device)
+            sky = cloud_fields(
+                len(slots), h, w, coverage=torch.from_numpy(plan.coverage), generator=generator, device=device,
+                settings=self.clouds,
+            )  # fmt: skip
+            seen, cloud, shadow, thin = apply_clouds(flat[slots], sky, bands=self.bank.bands, generator=generator)
+            mask = (cloud | shadow) & flat_valid[slots]
+            kind = torch.where(thin, THIN, THICK).where(cloud, SHADOW).to(torch.uint8)
+            flat = flat.index_copy(0, slots, torch.where(mask[:, None], seen, flat[slots]))
+            flat_labels = flat_labels.index_copy(0, slots, torch.where(mask, kind, flat_labels[slots]))
+            covered = covered.index_copy(0, slots, mask)
+        shape = (b, t, h, w)
+        return flat.view(b, t, c, h, w), flat_labels.view(shape), covered.view(shape)
+
+    def _donors(self, plan: Plan, crop: int) -> tuple[Tensor, Tensor]:
+        """Return images and labels of the pasted clouds, (P, C, H, W) and (P, H, W)."""
+        t = plan.frames.shape[1]
+        symmetry = np.where(plan.paste_symmetry < 0, plan.symmetry[plan.paste_slot // t], plan.paste_symmetry)
+        order, parts = [], []
+        for side in np.unique(plan.paste_side):
+            mine = np.flatnonzero(plan.paste_side == side)
+            order.append(mine)
+            windows = self.bank.windows(
+                plan.paste_frame[mine], plan.paste_y[mine], plan.paste_x[mine], symmetry[mine], int(side)
+            )
+            parts.append(_coarser(*windows, crop))
+        back = torch.from_numpy(np.argsort(np.concatenate(order))).to(self.bank.device)
+        return torch.cat([image for image, _ in parts])[back], torch.cat([label for _, label in parts])[back]
+
+    def _days(self, plan: Plan) -> Tensor:
+        days = np.where(plan.task[:, None] == SINGLE, np.nan, self.bank.days[plan.frames])
+        days = np.where(plan.present, days, np.nan).astype(np.float32)
+        earliest = np.fmin.reduce(days, axis=1, keepdims=True)
+        return torch.from_numpy(days - earliest).to(self.bank.device)
+
+
+def _coarser(images: Tensor, labels: Tensor, crop: int) -> tuple[Tensor, Tensor]:
+    """Return the windows at crop x crop pixels: averaged values, nearest labels, nodata where any part was."""
+    if images.shape[-1] == crop:
+        return images, labels
+    images = F.interpolate(images, (crop, crop), mode="bilinear", antialias=True)
+    nearest = F.interpolate(labels[:, None].float(), (crop, crop), mode="nearest-exact")[:, 0].to(torch.uint8)
+    seen = F.interpolate((labels != _NODATA)[:, None].float(), (crop, crop), mode="bilinear", antialias=True)[:, 0]
+    seen = seen > 0.999
+    nearest = torch.where(seen, nearest, _NODATA)
+    return images * seen[:, None], nearest
+
+
+def _transferred(donor: Tensor, labels: Tensor, ground: Tensor, foreign: Tensor) -> Tensor:
+    """Return `donor` (P, C, H, W) with the thin clouds and shadows of `foreign` places moved over `ground`.
+
+    Pixels of thin cloud and shadow show the ground below: taken as they are, desert would come along into forest.
+    A shadow is carried over as a ratio to the donor's clear ground, a thin cloud as a difference from it.
+    """
+    known = (labels == CLEAR)[:, None]
+    count = known.sum((-2, -1), keepdim=True)
+    clear = (donor * known).sum((-2, -1), keepdim=True) / count.clamp_min(1)
+    enough = count > 0.005 * labels[0].numel()
+    clear = torch.where(enough, clear, ground.mean((-2, -1), keepdim=True)).clamp_min(1e-3)
+    shadow = ground * (donor / clear).clamp(0.12, 1)
+    thin = (0.6 * ground + donor - 0.6 * clear).clamp(0, 1)
+    moved = torch.where((labels == SHADOW)[:, None], shadow, torch.where((labels == THIN)[:, None], thin, donor))
+    return torch.where(foreign[:, None, None, None], moved, donor)
+
+
+def _summed(mask: np.ndarray) -> np.ndarray:
+    """Return the flat summed-area table, (rows + 1) x (columns + 1), of a mask (H, W) counted in cells."""
+    height, width = mask.shape
+    rows, columns = -(-height // CELL), -(-width // CELL)
+    padded = np.zeros((rows * CELL, columns * CELL), np.int64)
+    padded[:height, :width] = mask
+    counts = padded.reshape(rows, CELL, columns, CELL).sum((1, 3))
+    table = np.zeros((rows + 1, columns + 1), np.int64)
+    table[1:, 1:] = counts.cumsum(0).cumsum(1)
+    return table.ravel()

@@ -1,0 +1,118 @@
+"""What a training step sees: one batch of series, its truths, and the seeded symmetries applied to it.
+
+METHOD 7 (training items) and LESSONS 2 ("clean this date"). Reflectance becomes the model's range here and in
+`pipeline.py`, nowhere else. No files are read here and no clouds are made.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields, replace
+from typing import TypeVar
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from sader.errors import ShapeError
+
+CLEAR, THICK, THIN, SHADOW, UNKNOWN = 0, 1, 2, 3, 255
+"""Values of `SeriesBatch.labels`, as in CloudSEN12."""
+
+Array = TypeVar("Array", Tensor, np.ndarray)
+
+
+def to_model_range(reflectance: Array) -> Array:
+    """Return reflectance [0, 1] as the model's [-1, 1]."""
+    return reflectance * 2 - 1
+
+
+def to_reflectance(model_range: Array) -> Array:
+    """Return the model's [-1, 1] as reflectance; values outside are kept, clip them where that is wanted."""
+    return (model_range + 1) / 2
+
+
+@dataclass(frozen=True)
+class SeriesBatch:
+    """B series of T dates with everything a loss needs. Reflectance is float32 in [0, 1]."""
+
+    cloudy: Tensor
+    """(B, T, C, H, W) the input dates; 0 where not valid, in absent dates and in absent bands."""
+    clear: Tensor
+    """(B, C, H, W) the target; only its `scored` pixels are true."""
+    scored: Tensor
+    """bool (B, H, W), the target is truly clear and observed: the loss counts here and nowhere else."""
+    hidden: Tensor
+    """bool (B, H, W), pixels of the reference date under the pasted or simulated cloud; all False without reference."""
+    cloud_mask: Tensor
+    """bool (B, T, H, W), true cloud or shadow. Where labels are unknown it is an estimate from the target."""
+    labels: Tensor
+    """uint8 (B, T, H, W): 0 clear, 1 thick cloud, 2 thin cloud, 3 shadow, 255 unknown (no loss for the cloud head)."""
+    valid: Tensor
+    """bool (B, T, H, W), the pixel was observed."""
+    present: Tensor
+    """bool (B, T), the date exists; False is padding."""
+    reference: Tensor
+    """long (B,), the date to clean; -1 where the target is none of the dates (the paper's task)."""
+    days: Tensor | None
+    """(B, T) days since the first date of the series, NaN where unknown; or None."""
+    band_present: Tensor
+    """bool (B, C), the band was observed; elsewhere no loss."""
+
+    def __post_init__(self) -> None:
+        if self.cloudy.ndim != 5:
+            raise ShapeError(
+                f"cloudy has {self.cloudy.ndim} dimensions {tuple(self.cloudy.shape)}; expected (B, T, C, H, W). "
+                "For one date use cloudy[:, None]."
+            )
+        b, t, c, h, w = self.cloudy.shape
+        wanted = {
+            "clear": (b, c, h, w), "scored": (b, h, w), "hidden": (b, h, w), "cloud_mask": (b, t, h, w),
+            "labels": (b, t, h, w), "valid": (b, t, h, w), "present": (b, t), "reference": (b,), "band_present": (b, c),
+        }  # fmt: skip
+        if self.days is not None:
+            wanted["days"] = (b, t)
+        for name, shape in wanted.items():
+            found = tuple(getattr(self, name).shape)
+            if found != shape:
+                raise ShapeError(f"{name} is {found}; expected {shape} beside cloudy {(b, t, c, h, w)}.")
+
+    def to(self, device: torch.device | str, *, non_blocking: bool = False) -> SeriesBatch:
+        """Return the batch with every tensor on `device`."""
+        moved = {}
+        for field in fields(self):
+            value = getattr(self, field.name)
+            moved[field.name] = value if value is None else value.to(device, non_blocking=non_blocking)
+        return SeriesBatch(**moved)
+
+    def turned(self, symmetry: int) -> SeriesBatch:
+        """Return the batch with all dates, masks and the target turned alike by `turn`."""
+        images = ("cloudy", "clear", "scored", "hidden", "cloud_mask", "labels", "valid")
+        return replace(self, **{name: turn(getattr(self, name), symmetry) for name in images})
+
+
+def turn(image: Tensor, symmetry: int) -> Tensor:
+    """Return (..., H, W) under one of the 8 symmetries of the square.
+
+    Bit 2 swaps rows and columns, then bit 0 flips rows and bit 1 flips columns. 0 changes nothing; a swap needs the
+    caller to accept (..., W, H).
+    """
+    if not 0 <= symmetry < 8:
+        raise ShapeError(f"symmetry is {symmetry}; expected 0 to 7.")
+    if symmetry & 4:
+        image = image.transpose(-2, -1)
+    axes = [axis for axis, bit in ((-2, 1), (-1, 2)) if symmetry & bit]
+    return image.flip(axes) if axes else image
+
+
+def symmetry_of(seed: int, epoch: int, index: int, *, square: bool = True) -> int:
+    """Return the symmetry (0 to 7) of item `index` in `epoch`; the same whatever was drawn before it.
+
+    Keyed, not drawn from a running generator, so that workers, batch size and resuming change nothing.
+    `square=False` leaves out the swaps of rows and columns.
+    """
+    return int(keyed_generator(seed, epoch, index).integers(8 if square else 4))
+
+
+def keyed_generator(*key: int) -> np.random.Generator:
+    """Return a NumPy generator that depends on the whole numbers `key` alone."""
+    return np.random.Generator(np.random.Philox(np.random.SeedSequence([number & 0xFFFFFFFF for number in key])))

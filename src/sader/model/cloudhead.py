@@ -1,0 +1,70 @@
+"""A small cloud-and-shadow detector (LESSONS 13): used for every date whose mask the user does not give.
+
+It sees one date beside the darkest and the median of its series, because bright ground stays where it is and clouds do
+not. With one date only it falls back to that date's own colours.
+"""
+
+from __future__ import annotations
+
+import torch
+from einops import rearrange
+from torch import Tensor, nn
+
+from sader.model.blocks import ResBlock, depth_to_space, space_to_depth, zero_init
+
+CLASSES = ("clear", "thick cloud", "thin cloud", "shadow")
+
+
+def series_statistics(cloudy: Tensor, observed: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the minimum and the lower median over the observed dates, each (B, C, H, W); 0 where none is.
+
+    cloudy: (B, T, C, H, W); observed: bool (B, T, H, W).
+    """
+    ordered = cloudy.masked_fill(~observed[:, :, None], torch.inf).sort(dim=1).values
+    count = observed.sum(dim=1)
+    middle = ((count - 1) // 2).clamp(min=0)
+    index = middle[:, None, None].expand(-1, 1, cloudy.shape[2], -1, -1)
+    seen = (count > 0)[:, None]
+    zero = torch.zeros((), dtype=cloudy.dtype, device=cloudy.device)
+    lowest = torch.where(seen, ordered[:, 0], zero)
+    median = torch.where(seen, ordered.gather(1, index)[:, 0], zero)
+    return lowest, median
+
+
+class CloudHead(nn.Module):
+    """Class scores per date and pixel: (B, T, C, H, W) -> (B, T, 4, H, W), classes as in `CLASSES`."""
+
+    def __init__(self, bands: int, *, widths: tuple[int, ...], stem: int) -> None:
+        super().__init__()
+        self.stem = stem
+        self.lift = nn.Conv2d((3 * bands + 1) * stem**2, widths[0], 3, padding=1)
+        self.bands = nn.Linear(bands, widths[0])
+        self.down = nn.ModuleList()
+        self.up = nn.ModuleList()
+        for fine, coarse in zip(widths[:-1], widths[1:], strict=True):
+            self.down.append(nn.ModuleList([ResBlock(fine, fine), ResBlock(fine, fine, resample="down")]))
+            self.up.append(nn.ModuleList([ResBlock(coarse, coarse, resample="up"), ResBlock(coarse + fine, fine)]))
+            self.down[-1].append(ResBlock(fine, coarse))
+        self.middle = ResBlock(widths[-1], widths[-1])
+        self.out = zero_init(nn.Conv2d(widths[0], len(CLASSES) * stem**2, 3, padding=1))
+
+    def forward(self, cloudy: Tensor, observed: Tensor, band_present: Tensor) -> Tensor:
+        """Return logits; height and width are multiples of stem * 2^(levels - 1), missing pixels are 0."""
+        dates = cloudy.shape[1]
+        lowest, median = series_statistics(cloudy, observed)
+        seen = observed[:, :, None].to(cloudy.dtype)
+        inputs = torch.cat(
+            [cloudy, (cloudy - lowest[:, None]) * seen, (cloudy - median[:, None]) * seen, seen - 1], dim=2
+        )
+        flags = self.bands(band_present.to(cloudy.dtype))[:, :, None, None].repeat_interleave(dates, dim=0)
+        h = self.lift(space_to_depth(rearrange(inputs, "b t c h w -> (b t) c h w"), self.stem)) + flags
+        skips = []
+        for keep, halve, widen in self.down:
+            h = keep(h)
+            skips.append(h)
+            h = widen(halve(h))
+        h = self.middle(h)
+        for (double, join), skip in zip(reversed(self.up), reversed(skips), strict=True):
+            h = join(torch.cat([double(h), skip], dim=1))
+        logits = depth_to_space(self.out(h), self.stem)
+        return rearrange(logits, "(b t) k h w -> b t k h w", t=dates)

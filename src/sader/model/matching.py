@@ -1,0 +1,155 @@
+"""Radiometric matching: every date made to look as if taken under the light of one anchor date (LESSONS 2, 11).
+
+For each date a linear map of all its bands onto the anchor's bands is fitted on pixels clear in both, once for the
+whole image and once around each cell, the local fit shrinking to the global one, the global one to "no change", where
+evidence is thin. Closed-form least squares, always float32, no learned parameter and no randomness.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from einops import rearrange
+from torch import Tensor
+
+from sader.model.blocks import full_precision, reflect_pad
+
+CELL = 8
+"""Edge of a statistics cell in pixels."""
+RIDGE_GLOBAL = 3e-4
+RIDGE_LOCAL = 3e-3
+"""Ridge on the slopes, in squared model units (bands vary by about 0.1, squared 0.01)."""
+PIXELS_GLOBAL = 64.0
+"""Evidence, in clear pixels, at which the global fit is trusted by half."""
+WEIGHT_LOCAL = 0.02
+"""Share of clear pixels nearby at which the local fit is trusted by half."""
+SPREADS = (1.0, 2.0, 4.0, 8.0, 16.0)
+"""Standard deviations, in cells, of the Gaussians that add up to a heavy-tailed neighbourhood."""
+
+
+def solve_positive(matrix: Tensor, right: Tensor) -> Tensor:
+    """Return X with matrix X = right for symmetric positive definite (..., n, n) and (..., n, m).
+
+    Gauss-Jordan without pivoting, n fused steps: for thousands of tiny systems it beats a batched LU, needs no
+    synchronisation on a GPU and can be exported.
+    """
+    n = matrix.shape[-1]
+    joined = torch.cat([matrix, right], dim=-1)
+    for k in range(n):
+        row = joined[..., k : k + 1, :] / joined[..., k : k + 1, k : k + 1]
+        others = joined - joined[..., :, k : k + 1] * row
+        joined = torch.cat([others[..., :k, :], row, others[..., k + 1 :, :]], dim=-2)
+    return joined[..., n:]
+
+
+def heavy_tailed_blur(x: Tensor) -> Tensor:
+    """Return (N, D, h, w) blurred with a sum of ever wider, ever weaker Gaussians (zero outside the image).
+
+    Near data dominates where there is any; far data decides where there is none. Dividing two results of this
+    function gives a weighted mean that reaches across holes of any size.
+    """
+    height, width = x.shape[-2:]
+    total = torch.zeros_like(x)
+    for order, spread in enumerate(SPREADS):
+        total = total + 4.0**-order * _gaussian(_gaussian(x, spread, height, 2), spread, width, 3)
+    return total
+
+
+def _gaussian(x: Tensor, spread: float, size: int, dim: int) -> Tensor:
+    """Return x blurred along one axis as a product with a small (size, size) matrix."""
+    position = torch.arange(size, device=x.device, dtype=x.dtype)
+    kernel = torch.exp(-0.5 * ((position[:, None] - position[None, :]) / spread) ** 2) / (spread * 2.5066)
+    return torch.einsum("bdhw,hk->bdkw", x, kernel) if dim == 2 else torch.einsum("bdhw,wk->bdhk", x, kernel)
+
+
+def _to_cells(x: Tensor) -> Tensor:
+    """Return (..., h, w, pixels) from (..., H, W), H and W multiples of CELL."""
+    return rearrange(x, "... (h a) (w b) -> ... h w (a b)", a=CELL, b=CELL)
+
+
+def _to_pixels(x: Tensor, height: int, width: int) -> Tensor:
+    """Return cell maps (N, D, h, w) as smooth pixel maps (N, D, H, W)."""
+    full = F.interpolate(x, scale_factor=CELL, mode="bilinear", align_corners=False)
+    return full[..., :height, :width]
+
+
+def match_dates(cloudy: Tensor, clear: Tensor, anchor: Tensor) -> Tensor:
+    """Return the dates (B, T, C, H, W) with the radiometry of the anchor date.
+
+    cloudy: (B, T, C, H, W) in model units. clear: (B, T, H, W) in [0, 1], how surely a pixel is usable.
+    anchor: (B,) index of the date to match; it comes back as it was.
+    """
+    with torch.no_grad(), full_precision(cloudy):
+        return _match_dates(cloudy.float(), clear.float(), anchor)
+
+
+def _match_dates(cloudy: Tensor, clear: Tensor, anchor: Tensor) -> Tensor:
+    batch, dates, bands, height, width = cloudy.shape
+    ph, pw = -(-height // CELL) * CELL, -(-width // CELL) * CELL
+    # Bottom and right cells are completed with weight zero, so that padding is no evidence.
+    weight = F.pad(clear, (0, pw - width, 0, ph - height))
+    x = reflect_pad(cloudy, ph, pw)
+    pick = anchor.view(batch, 1, 1, 1, 1)
+    target = x.gather(1, pick.expand(-1, 1, bands, ph, pw))
+    weight = weight * weight.gather(1, pick[:, :, 0].expand(-1, 1, ph, pw))
+
+    # Moments per cell: [1, x] against [1, x, target - x], all weighted by "clear in both".
+    ones = torch.ones_like(x[:, :, :1])
+    left = _to_cells(torch.cat([ones, x], dim=2) * weight[:, :, None])
+    right = _to_cells(torch.cat([ones, x, target - x], dim=2))
+    moments = torch.einsum("btihwp,btjhwp->btijhw", left, right)
+
+    slope, offset = _fit(moments.sum(dim=(-2, -1), keepdim=True), ridge=RIDGE_GLOBAL, half=PIXELS_GLOBAL)
+    # The local fit explains what the global one leaves: E[x r] with r = d - x slope - offset, by linearity.
+    first = moments[:, :, :, : 1 + bands]
+    explained = torch.einsum("btijhw,btjkhw->btikhw", first[:, :, :, 1:], slope.expand(-1, -1, -1, -1, *first.shape[-2:]))
+    explained = explained + first[:, :, :, :1] * offset[:, :, None]
+    remaining = torch.cat([first, moments[:, :, :, 1 + bands :] - explained], dim=3)
+    flat = rearrange(remaining, "b t i j h w -> (b t) (i j) h w")
+    near = rearrange(heavy_tailed_blur(flat), "(b t) (i j) h w -> b t i j h w", b=batch, i=1 + bands)
+    local_slope, local_offset = _fit(near / CELL**2, ridge=RIDGE_LOCAL, half=WEIGHT_LOCAL)
+
+    coefficients = torch.cat([slope + local_slope, (offset + local_offset)[:, :, None]], dim=2)
+    smooth = _to_pixels(rearrange(coefficients, "b t i j h w -> (b t) (i j) h w"), height, width)
+    smooth = rearrange(smooth, "(b t) (i j) h w -> b t i j h w", b=batch, j=bands)
+    change = torch.einsum("btihw,btijhw->btjhw", cloudy, smooth[:, :, :-1]) + smooth[:, :, -1]
+    return cloudy + change
+
+
+def _fit(moments: Tensor, *, ridge: float, half: float) -> tuple[Tensor, Tensor]:
+    """Return slopes (B, T, C, C, h, w) and offsets (B, T, C, h, w) of the change d = x slope + offset.
+
+    moments: (B, T, 1 + C, 1 + 2C, h, w), sums of w [1, x]^T [1, x, d]. Slopes shrink by the ridge, and everything by
+    evidence / (evidence + half).
+    """
+    bands = moments.shape[2] - 1
+    count = moments[:, :, :1, :1]
+    mean = moments / count.clamp(min=1e-6)
+    mean_x, mean_d = mean[:, :, 0, 1 : 1 + bands], mean[:, :, 0, 1 + bands :]
+    cov_xx = mean[:, :, 1:, 1 : 1 + bands] - mean_x[:, :, :, None] * mean_x[:, :, None]
+    cov_xd = mean[:, :, 1:, 1 + bands :] - mean_x[:, :, :, None] * mean_d[:, :, None]
+    trust = count / (count + half)
+    eye = torch.eye(bands, device=moments.device, dtype=moments.dtype)
+    slope = solve_positive(
+        rearrange(cov_xx, "b t i j h w -> b t h w i j") + (ridge / trust.clamp(min=1e-3))[:, :, 0, 0, ..., None, None] * eye,
+        rearrange(cov_xd, "b t i j h w -> b t h w i j"),
+    )
+    slope = rearrange(slope, "b t h w i j -> b t i j h w") * trust
+    offset = trust[:, :, 0] * mean_d - torch.einsum("btihw,btijhw->btjhw", mean_x, slope)
+    return slope, offset
+
+
+def smooth_fill(image: Tensor, clear: Tensor) -> Tensor:
+    """Return (B, C, H, W) with the hidden pixels filled smoothly from the clear ones around them.
+
+    image: (B, C, H, W); clear: (B, H, W) in [0, 1]. Without a single clear pixel it is the plain local mean.
+    """
+    with torch.no_grad(), full_precision(image):
+        height, width = image.shape[-2:]
+        ph, pw = -(-height // CELL) * CELL, -(-width // CELL) * CELL
+        weight = F.pad(clear.float() + 1e-5, (0, pw - width, 0, ph - height))[:, None]
+        padded = F.pad(image.float(), (0, pw - width, 0, ph - height))
+        cells = F.avg_pool2d(torch.cat([padded * weight, weight], dim=1), CELL)
+        spread = heavy_tailed_blur(cells)
+        mean = spread[:, :-1] / spread[:, -1:].clamp(min=1e-8)
+        return _to_pixels(mean, height, width)

@@ -1,0 +1,408 @@
+"""MTCDN, the denoising network (paper section "Multi-Temporal Conditional Denoising Network"; METHOD 2).
+
+`condition` sees the cloudy dates once per scene; `forward` is one evaluation of F at one noise level:
+    frames -> TFBlock (dates become one map) -> U-Net with the condition added before every encoder block
+    -> HABlock in the middle -> raw output.
+With `composite=True` (LESSONS) the dates are first matched to a reference date and blended per pixel, and the
+diffusion works on what that composite leaves. Values are in the model's [-1, 1]; scaling by c_in is done outside.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+import torch.nn.functional as F
+from einops import rearrange, repeat
+from torch import Tensor, nn
+
+from sader.errors import BandError, ConfigError, ShapeError
+from sader.model.attention import HybridAttention
+from sader.model.blocks import (
+    ResBlock,
+    ScalarEmbedding,
+    depth_to_space,
+    group_norm,
+    reflect_pad,
+    space_to_depth,
+    zero_init,
+)
+from sader.model.cloudhead import CloudHead
+from sader.model.composite import CompositeHead, MatchedDates, prepare_dates
+from sader.model.condition import ConditionFeatures, ConditionNet
+from sader.model.fusion import TemporalFusion, masked_mean, pool_available
+
+
+@dataclass(frozen=True)
+class MTCDNConfig:
+    """The shape of the network; the defaults are the paper's Sen2_MTC_New setting."""
+
+    bands: tuple[str, ...] = ("B04", "B03", "B02")
+    """Bands that go in and come out, in this order."""
+    aux_bands: tuple[str, ...] = ("B08",)
+    """Bands that only go in (NIR, SAR). They may be missing at run time."""
+    widths: tuple[int, ...] = (64, 128, 256)
+    """Channels per level, finest first; each level halves the resolution."""
+    blocks: tuple[int, ...] = (2, 2, 2)
+    """Residual blocks per level, in the encoders and the decoders."""
+    stem: int = 1
+    """Space-to-depth factor at the input: 2 makes everything four times cheaper."""
+    fusion_width: int = 64
+    """Channels inside the TFBlock."""
+    fusion_patches: Literal["depth", "pool"] = "depth"
+    """How the TFBlock's queries get to the keys' resolution: space-to-depth (paper) or averaging (cheap)."""
+    key_width: int = 64
+    """Width of the temporal attention's keys."""
+    kernel: int = 5
+    """Neighbourhood attention window, odd, 3 to 13."""
+    head_width: int = 16
+    """Channels per head of the neighbourhood attention."""
+    emb_width: int = 256
+    """Width of the noise-level and date embeddings."""
+    dropout: float = 0.0
+    """0 for Sen2_MTC_New, 0.1 for SEN12MS-CR-TS."""
+    date_input: Literal["none", "index", "days"] = "index"
+    """What the network knows about a date: nothing, its position (public code), or its day."""
+    use_fusion: bool = True
+    """False replaces the TFBlock by the mean over dates (the paper's ablation)."""
+    use_hybrid: bool = True
+    """False drops the HABlock (the paper's ablation)."""
+    composite: bool = False
+    """True: reference flag, cloud masks, matched dates and the composite as the mean of the diffusion."""
+    cloud_widths: tuple[int, ...] = ()
+    """Channels of the cloud head; empty = no head."""
+
+    def __post_init__(self) -> None:
+        if len(self.widths) != len(self.blocks):
+            raise ConfigError(f"widths has {len(self.widths)} levels and blocks {len(self.blocks)}; give one per level.")
+        if self.kernel % 2 == 0:
+            raise ConfigError(f"kernel is {self.kernel}; a neighbourhood has a centre, so it must be odd.")
+        if self.widths[-1] % self.head_width:
+            raise ConfigError(f"head_width {self.head_width} does not divide the last width {self.widths[-1]}.")
+        if len(self.cloud_widths) > len(self.widths):
+            raise ConfigError(f"cloud_widths has {len(self.cloud_widths)} levels; at most {len(self.widths)} fit.")
+        if self.composite and not self.cloud_widths:
+            raise ConfigError("composite=True needs a cloud head: give cloud_widths, such as (24, 32, 48).")
+
+    @property
+    def multiple(self) -> int:
+        """Height and width are padded to a multiple of this."""
+        return self.stem * 2 ** (len(self.widths) - 1)
+
+
+@dataclass(frozen=True)
+class Condition:
+    """Everything the denoiser needs to know about a series of dates; made once, used at every step."""
+
+    features: ConditionFeatures
+    frames: Tensor
+    """(B, T, F, H/stem, W/stem): the part of the backbone's input that does not change from step to step."""
+    mean: Tensor
+    """(B, S, C, H, W): what the diffusion reverts to: the dates, or the composite (S = 1). Padded size."""
+    present: Tensor
+    """bool (B, S): which state frames count."""
+    available: Tensor
+    """bool (B, T, H/stem, W/stem)."""
+    size: tuple[int, int]
+    """Height and width before padding."""
+    weights: Tensor | None = None
+    """(B, T + 1, H, W): the composite's weights, the smooth fill last; None without a composite."""
+    matched: MatchedDates | None = None
+
+
+class MTCDN(nn.Module):
+    """The network F of the denoiser, with its condition network, composite and cloud head."""
+
+    def __init__(self, config: MTCDNConfig | None = None) -> None:
+        super().__init__()
+        self.config = config = config or MTCDNConfig()
+        bands, aux = len(config.bands), len(config.aux_bands)
+        depth = config.stem**2
+        levels, widths = len(config.widths), config.widths
+
+        if config.composite:
+            condition_in = 3 * bands + aux + 3  # date, matched date, fill, aux, cloud, observed, flag
+            frame_static = 2 * bands + aux + 2  # composite, matched date, aux, cloud, flag
+        else:
+            condition_in = frame_static = bands + aux
+        frame = (bands + frame_static) * depth
+
+        self.noise_embedding = ScalarEmbedding(config.emb_width)
+        self.date_embedding = ScalarEmbedding(config.emb_width)
+        self.flag_embedding = nn.Linear(bands + aux, config.emb_width, bias=False)
+
+        encoder_in: list[int] = []
+        self.encoder = nn.ModuleList()
+        self.skip_after: list[int] = []
+        channels = widths[0]
+        for level, width in enumerate(widths):
+            for _ in range(config.blocks[level]):
+                encoder_in.append(channels)
+                self.encoder.append(self._block(channels, width))
+                channels = width
+            self.skip_after.append(len(self.encoder) - 1)
+            if level < levels - 1:
+                encoder_in.append(width)
+                self.encoder.append(self._block(width, width, "down"))
+
+        self.condition_net = ConditionNet(
+            condition_in * depth,
+            widths=widths,
+            blocks=config.blocks,
+            injection_channels=encoder_in,
+            emb_width=config.emb_width,
+            key_width=config.key_width,
+            dropout=config.dropout,
+        )
+        self.composite_head = CompositeHead(widths[0], stem=config.stem) if config.composite else None
+        self.cloud_head = (
+            CloudHead(bands, widths=config.cloud_widths, stem=config.stem) if config.cloud_widths else None
+        )
+        self.fusion = (
+            TemporalFusion(
+                frame,
+                width=config.fusion_width,
+                value_width=widths[-1],
+                factor=2 ** (levels - 1),
+                patches=config.fusion_patches,
+                emb_width=config.emb_width,
+                key_width=config.key_width,
+                dropout=config.dropout,
+            )
+            if config.use_fusion
+            else None
+        )
+        self.stem = nn.Conv2d(frame, widths[0], 3, padding=1)
+        self.attention = (
+            HybridAttention(
+                channels, emb_width=config.emb_width, kernel=config.kernel, head_width=config.head_width
+            )
+            if config.use_hybrid
+            else None
+        )
+        self.middle = self._block(channels, channels)
+        self.decoder = nn.ModuleList()
+        for level in reversed(range(levels)):
+            width = widths[level]
+            self.decoder.append(self._block(channels + width, width))
+            for _ in range(config.blocks[level] - 1):
+                self.decoder.append(self._block(width, width))
+            if level > 0:
+                self.decoder.append(self._block(width, width, "up"))
+            channels = width
+        self.norm_out = group_norm(channels)
+        self.out = zero_init(nn.Conv2d(channels, bands * depth, 3, padding=1))
+
+    def _block(self, channels_in: int, channels_out: int, resample: Literal["none", "down", "up"] = "none") -> ResBlock:
+        return ResBlock(
+            channels_in,
+            channels_out,
+            emb_width=self.config.emb_width,
+            resample=resample,
+            dropout=self.config.dropout,
+        )
+
+    # ---------------------------------------------------------------- what is done once per scene
+
+    def condition(
+        self,
+        cloudy: Tensor,
+        *,
+        aux: Tensor | None = None,
+        present: Tensor | None = None,
+        valid: Tensor | None = None,
+        cloud: Tensor | None = None,
+        reference: Tensor | None = None,
+        days: Tensor | None = None,
+        band_present: Tensor | None = None,
+    ) -> Condition:
+        """Return the condition of a batch of series; cloudy is (B, T, C, H, W) in [-1, 1].
+
+        aux: (B, T, A, H, W) or None where the auxiliary bands are missing.
+        present: bool (B, T), False for dates that only fill up the batch: they have no influence at all.
+        valid: bool (B, T, H, W), False where a date has no data.
+        cloud: (B, T, H, W) in [0, 1], probability of cloud or shadow; None = the cloud head's estimate.
+        reference: (B,) long, the date the result follows, -1 for none. Only read with a composite.
+        days: (B, T) days since the first date; needed with date_input="days" (missing = 0, "no date known").
+        band_present: bool (B, C), False for bands that are missing in all dates.
+        """
+        config = self.config
+        self._check(cloudy, aux)
+        batch, dates, _, height, width = cloudy.shape
+        device = cloudy.device
+        if present is None:
+            present = torch.ones(batch, dates, dtype=torch.bool, device=device)
+        if band_present is None:
+            band_present = torch.ones(batch, len(config.bands), dtype=torch.bool, device=device)
+        observed = present[:, :, None, None].expand(-1, -1, height, width)
+        if valid is not None:
+            observed = observed & valid
+
+        ph, pw = (-(-size // config.multiple) * config.multiple for size in (height, width))
+        observed = reflect_pad(observed, ph, pw)
+        use = observed[:, :, None] & band_present[:, None, :, None, None]
+        cloudy = reflect_pad(cloudy, ph, pw).masked_fill(~use, 0.0)
+        aux_frames, aux_present = self._aux_frames(aux, observed)
+        # A pixel that no date shows would leave attention nothing to attend to: there, every present date counts.
+        fallback = present[:, :, None, None] & ~observed.any(dim=1, keepdim=True)
+        available = observed | fallback
+
+        flags = torch.cat([band_present, aux_present], dim=1).to(cloudy.dtype)
+        emb = self._date_embedding(present, days) + repeat(self.flag_embedding(1 - flags), "b e -> (b t) e", t=dates)
+        available_stem = pool_available(available, config.stem)
+        if not config.composite:
+            frames = torch.cat([cloudy, aux_frames], dim=2)
+            features = self.condition_net(space_to_depth(frames, config.stem), available_stem, emb)
+            return Condition(
+                features=features,
+                frames=space_to_depth(frames, config.stem),
+                mean=cloudy,
+                present=present,
+                available=available_stem,
+                size=(height, width),
+            )
+
+        if cloud is None:
+            cloud = self.cloud_probability(cloudy, observed, band_present)
+        else:
+            cloud = reflect_pad(cloud.to(cloudy.dtype), ph, pw)
+        cloud = cloud.masked_fill(~observed, 1.0)
+        if reference is None:
+            reference = torch.full((batch,), -1, dtype=torch.long, device=device)
+        matched = prepare_dates(cloudy, cloud=cloud, observed=observed, reference=reference)
+        matched_dates = matched.dates.to(cloudy.dtype).masked_fill(~use, 0.0)
+        per_pixel = (observed[:, :, None].to(cloudy.dtype), matched.flag[:, :, None, None, None].expand(-1, -1, 1, ph, pw))
+        inputs = torch.cat(
+            [
+                cloudy,
+                matched_dates,
+                matched.fill[:, None].expand(-1, dates, -1, -1, -1),
+                aux_frames,
+                cloud[:, :, None],
+                *per_pixel,
+            ],
+            dim=2,
+        )
+        features = self.condition_net(space_to_depth(inputs, config.stem), available_stem, emb)
+        assert self.composite_head is not None
+        composite, weights = self.composite_head(matched, features.dates_fine, features.fused_fine, observed)
+        frames = torch.cat(
+            [
+                composite[:, None].to(cloudy.dtype).expand(-1, dates, -1, -1, -1),
+                matched_dates,
+                aux_frames,
+                cloud[:, :, None],
+                per_pixel[1],
+            ],
+            dim=2,
+        )
+        return Condition(
+            features=features,
+            frames=space_to_depth(frames, config.stem),
+            mean=composite[:, None],
+            present=torch.ones(batch, 1, dtype=torch.bool, device=device),
+            available=available_stem,
+            size=(height, width),
+            weights=weights,
+            matched=matched,
+        )
+
+    def cloud_logits(self, cloudy: Tensor, observed: Tensor, band_present: Tensor) -> Tensor:
+        """Return the cloud head's class scores (B, T, 4, H, W), H and W multiples of `config.multiple`."""
+        if self.cloud_head is None:
+            raise ConfigError("this network has no cloud head; give cloud_mask, or build it with cloud_widths.")
+        return self.cloud_head(cloudy, observed, band_present)
+
+    def cloud_probability(self, cloudy: Tensor, observed: Tensor, band_present: Tensor) -> Tensor:
+        """Return the probability (B, T, H, W) that a pixel is not clear, from the cloud head, without gradient."""
+        with torch.no_grad():
+            return 1 - self.cloud_logits(cloudy, observed, band_present).float().softmax(dim=2)[:, :, 0]
+
+    def _check(self, cloudy: Tensor, aux: Tensor | None) -> None:
+        if cloudy.ndim != 5:
+            raise ShapeError(
+                f"cloudy has {cloudy.ndim} dimensions {tuple(cloudy.shape)}; expected (B, T, C, H, W). "
+                "For one date use cloudy[:, None]."
+            )
+        if cloudy.shape[1] == 0:
+            raise ShapeError("cloudy holds no date (T = 0); expected at least one.")
+        if cloudy.shape[2] != len(self.config.bands):
+            raise BandError(
+                f"cloudy has {cloudy.shape[2]} bands; this network works on {len(self.config.bands)}: "
+                f"{', '.join(self.config.bands)}. Select and order the bands by name."
+            )
+        if aux is not None and (aux.shape[:2] != cloudy.shape[:2] or aux.shape[-2:] != cloudy.shape[-2:]):
+            raise ShapeError(f"aux is {tuple(aux.shape)} and cloudy {tuple(cloudy.shape)}; B, T, H and W must agree.")
+        if aux is not None and aux.shape[2] != len(self.config.aux_bands):
+            raise BandError(
+                f"aux has {aux.shape[2]} bands; this network takes {len(self.config.aux_bands)}: "
+                f"{', '.join(self.config.aux_bands) or 'none'}. Leave aux out where they are missing."
+            )
+
+    def _aux_frames(self, aux: Tensor | None, observed: Tensor) -> tuple[Tensor, Tensor]:
+        """Return aux at the padded size, zero where missing, and whether each band is there, bool (B, A)."""
+        batch, dates, height, width = observed.shape
+        count = len(self.config.aux_bands)
+        if aux is None:
+            empty = torch.zeros(batch, dates, count, height, width, device=observed.device)
+            return empty, torch.zeros(batch, count, dtype=torch.bool, device=observed.device)
+        padded = reflect_pad(aux, height, width).masked_fill(~observed[:, :, None], 0.0)
+        # A modality dropped in training (all zero) is the same to the network as one that was never given.
+        return padded, (padded != 0).any(dim=(1, 3, 4)) if count else padded.new_zeros(batch, 0, dtype=torch.bool)
+
+    def _date_embedding(self, present: Tensor, days: Tensor | None) -> Tensor:
+        """Return (B*T, E): what is known about each date apart from its pixels."""
+        batch, dates = present.shape
+        value = torch.zeros(batch, dates, device=present.device)
+        if self.config.date_input == "index":
+            value = value + torch.arange(dates, device=present.device)
+        elif self.config.date_input == "days" and days is not None:
+            # A year is one unit; relative days only, so that no absolute calendar is learned.
+            value = days.to(value) / 365.25
+        return self.date_embedding(rearrange(value, "b t -> (b t)"))
+
+    # ---------------------------------------------------------------- what is done at every step
+
+    def forward(self, scaled: Tensor, c_noise: Tensor, condition: Condition) -> Tensor:
+        """Return F (B, C, H, W) for the scaled state c_in * x (B, S, C, H, W) at noise c_noise (B,)."""
+        config = self.config
+        height, width = scaled.shape[-2:]
+        ph, pw = condition.mean.shape[-2:]
+        emb = self.noise_embedding(c_noise)
+        state = space_to_depth(reflect_pad(scaled, ph, pw), config.stem)
+        if not config.composite:
+            state = state.masked_fill(~condition.present[:, :, None, None, None], 0.0)
+        dates = condition.frames.shape[1]
+        frames = torch.cat([state.expand(-1, dates, -1, -1, -1).to(condition.frames.dtype), condition.frames], dim=2)
+
+        h = masked_mean(frames, condition.available)
+        features = condition.features
+        if self.fusion is not None:
+            low = pool_available(condition.available, 2 ** (len(config.widths) - 1))
+            h = h + self.fusion(frames, features.keys, features.values, condition.available, low, emb)
+        h = self.stem(h)
+        skips = []
+        for index, (block, injection) in enumerate(zip(self.encoder, features.injections, strict=True)):
+            h = block(h + injection, emb)
+            if index in self.skip_after:
+                skips.append(h)
+        if self.attention is not None:
+            h = self.attention(h, emb)
+        h = self.middle(h, emb)
+        blocks = iter(self.decoder)
+        for level in reversed(range(len(config.widths))):
+            h = torch.cat([h, skips[level]], dim=1)
+            for _ in range(config.blocks[level] + (level > 0)):
+                h = next(blocks)(h, emb)
+        raw = depth_to_space(self.out(F.silu(self.norm_out(h))), config.stem)
+        return raw[..., :height, :width]
+
+
+def drop_modality(aux: Tensor, probability: float, generator: torch.Generator) -> Tensor:
+    """Return aux (B, T, A, H, W) with whole samples set to zero, each with `probability` (modality dropout).
+
+    Training with it is what lets a checkpoint run without SAR or NIR.
+    """
+    keep = torch.rand(aux.shape[0], generator=generator, device=generator.device) >= probability
+    return aux * keep.to(aux)[:, None, None, None, None]

@@ -1,0 +1,219 @@
+"""Quick-look pictures: true colour under one shared stretch, masks, error maps, captioned panels in one PNG.
+
+Needs numpy and Pillow only. It draws arrays; it reads no rasters, knows no map projection and plots no curves.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+from PIL import Image, ImageDraw, ImageFont
+
+from sader.bands import rgb_indices
+from sader.errors import OutputError, ShapeError, ValueRangeError
+
+Picture = NDArray[np.uint8]
+"""(H, W, 3), ready for the screen."""
+
+NODATA_GREY = 128
+BACKGROUND = (255, 255, 255)
+INK = (34, 34, 34)
+ACCENT = (214, 72, 36)
+# Dark to light in even steps, so that the map still reads in greyscale and for colour-blind eyes.
+_HEAT = np.array([(0, 0, 4), (66, 10, 104), (147, 38, 103), (221, 81, 58), (252, 165, 10), (252, 255, 164)], np.float32)
+
+
+@dataclass(frozen=True)
+class Panel:
+    """One picture of a figure."""
+
+    picture: Picture
+    """(H, W, 3)"""
+    caption: str
+    """One line above the picture, cut where it would run into the next panel."""
+    marked: bool = False
+    """Draw a coloured frame: the date that is being cleaned."""
+
+
+def _colour_bands(image: NDArray[np.floating], bands: Sequence[str] | None) -> NDArray[np.float32]:
+    """Return red, green, blue (3, H, W), found by name; without names the first three bands, or the first as grey."""
+    if image.ndim != 3 or 0 in image.shape:
+        raise ShapeError(f"image has shape {image.shape}; expected (C, H, W) with at least one band and pixel.")
+    if bands is not None and len(bands) != image.shape[0]:
+        raise ShapeError(
+            f"image has {image.shape[0]} bands but {len(bands)} names {tuple(bands)}; give one name per band."
+        )
+    unnamed = (0, 1, 2) if image.shape[0] >= 3 else (0, 0, 0)
+    chosen = unnamed if bands is None else rgb_indices(bands)
+    return np.asarray(image, np.float32)[list(chosen)]
+
+
+def stretch_limits(
+    images: Sequence[NDArray[np.floating]],
+    *,
+    bands: Sequence[str] | None = None,
+    percentiles: tuple[float, float] = (1.0, 99.0),
+) -> tuple[float, float]:
+    """Return the reflectances (low, high) shown as black and white, shared by all panels of a figure.
+
+    One pair for the three colours keeps hues true; one pair for all panels keeps brightness comparable. Give images
+    without clouds: clouds would take the whole range and leave the ground dark.
+
+    images: (C, H, W) each; NaN is ignored.
+    percentiles: of all values together, 0 to 100.
+    """
+    if not images:
+        raise ShapeError("no image given; stretch_limits needs at least one (C, H, W) array.")
+    values = np.concatenate([_colour_bands(image, bands).ravel() for image in images])
+    values = values[np.isfinite(values)]
+    if values.size == 0:
+        raise ValueRangeError("the images hold no finite value; give at least one with valid pixels.")
+    low, high = (float(value) for value in np.percentile(values, percentiles))
+    return low, max(high, low + 1e-4)  # a flat image must not divide by zero
+
+
+def true_colour(
+    image: NDArray[np.floating],
+    *,
+    bands: Sequence[str] | None = None,
+    limits: tuple[float, float] | None = None,
+) -> Picture:
+    """Return the image (C, H, W) as a picture; NaN becomes grey. Without `limits` the image's own are used."""
+    low, high = limits or stretch_limits([image], bands=bands)
+    colours = _colour_bands(image, bands)
+    with np.errstate(invalid="ignore"):
+        shown = np.rint(np.clip((colours - low) / (high - low), 0, 1) * 255)
+    shown = np.where(np.isfinite(colours).all(axis=0), shown, NODATA_GREY)
+    return np.ascontiguousarray(np.moveaxis(shown.astype(np.uint8), 0, -1))
+
+
+def mask_picture(mask: NDArray[np.bool_]) -> Picture:
+    """Return a mask (H, W) as a picture: True is white, False a dark blue."""
+    return np.where(mask[..., None], np.uint8(245), np.array([28, 46, 84], np.uint8))
+
+
+def error_picture(
+    image: NDArray[np.floating],
+    truth: NDArray[np.floating],
+    *,
+    bands: Sequence[str] | None = None,
+    full_scale: float = 0.05,
+) -> Picture:
+    """Return the absolute error, averaged over the three colours, as a heat map: black 0, pale yellow `full_scale`.
+
+    full_scale: reflectance, 0.02 to 0.3.
+    """
+    if image.shape != truth.shape:
+        raise ShapeError(f"image has shape {image.shape}, truth {truth.shape}; they must be equal.")
+    error = np.abs(_colour_bands(image, bands) - _colour_bands(truth, bands)).mean(axis=0)
+    position = np.clip(np.nan_to_num(error) / full_scale, 0, 1) * (len(_HEAT) - 1)
+    lower = np.minimum(position.astype(int), len(_HEAT) - 2)
+    share = (position - lower)[..., None]
+    heat = np.rint(_HEAT[lower] * (1 - share) + _HEAT[lower + 1] * share)
+    return np.where(np.isfinite(error)[..., None], heat, NODATA_GREY).astype(np.uint8)
+
+
+def compose(
+    rows: Sequence[Sequence[Panel]], *, title: str | None = None, note: str | None = None, panel_width: int = 320
+) -> Image.Image:
+    """Return one image of captioned panels, row by row; all panels are `panel_width` pixels wide.
+
+    note: a line under the panels, where a figure says what must not be overlooked.
+    """
+    if not rows or not all(rows):
+        raise ShapeError("a figure needs at least one panel in each row.")
+    gap, line = 10, 22
+    heights = [max(round(panel_width * p.picture.shape[0] / p.picture.shape[1]) for p in row) for row in rows]
+    width = gap + max(len(row) for row in rows) * (panel_width + gap)
+    height = gap + sum(line + h + gap for h in heights) + (line + gap) * bool(title) + line * bool(note)
+    canvas = Image.new("RGB", (width, height), BACKGROUND)
+    draw = ImageDraw.Draw(canvas)
+    caption_font, title_font = ImageFont.load_default(13), ImageFont.load_default(18)
+    y = gap
+    if title:
+        draw.text((gap, y), _fit(title, title_font, width - 2 * gap), fill=INK, font=title_font)
+        y += line + gap
+    for row, row_height in zip(rows, heights, strict=True):
+        for column, panel in enumerate(row):
+            x = gap + column * (panel_width + gap)
+            colour = ACCENT if panel.marked else INK
+            draw.text((x, y), _fit(panel.caption, caption_font, panel_width), fill=colour, font=caption_font)
+            tall = round(panel_width * panel.picture.shape[0] / panel.picture.shape[1])
+            # Enlarged pixels stay pixels; only shrinking averages.
+            way = Image.Resampling.NEAREST if panel_width >= panel.picture.shape[1] else Image.Resampling.BOX
+            canvas.paste(Image.fromarray(panel.picture).resize((panel_width, tall), way), (x, y + line))
+            if panel.marked:
+                draw.rectangle((x - 2, y + line - 2, x + panel_width + 1, y + line + tall + 1), outline=ACCENT, width=2)
+        y += line + row_height + gap
+    if note:
+        draw.text((gap, y - gap // 2), _fit(note, caption_font, width - 2 * gap), fill=ACCENT, font=caption_font)
+    return canvas
+
+
+def _fit(text: str, font: ImageFont.ImageFont | ImageFont.FreeTypeFont, width: int) -> str:
+    """Return `text`, cut with "..." where it is wider than `width` pixels."""
+    if font.getlength(text) <= width:
+        return text
+    while text and font.getlength(text + "...") > width:
+        text = text[:-1]
+    return text.rstrip() + "..."
+
+
+def before_after(
+    cloudy: NDArray[np.floating],
+    result: NDArray[np.floating],
+    *,
+    bands: Sequence[str] | None = None,
+    truth: NDArray[np.floating] | None = None,
+    cloud_mask: NDArray[np.bool_] | None = None,
+    reference: int | None = None,
+    days: Sequence[float] | None = None,
+    rivals: Sequence[tuple[str, NDArray[np.floating]]] = (),
+    title: str | None = None,
+    note: str | None = None,
+) -> Image.Image:
+    """Return the figure: the dates (and the reference's mask) above; the result, its rivals, truth and error below.
+
+    cloudy (T, C, H, W); result and truth (C, H, W); cloud_mask (T, H, W), True = cloud or shadow; rivals are
+    (caption, image) pairs. The reference date is framed.
+    """
+    if cloudy.ndim != 4 or cloudy.shape[1:] != result.shape:
+        raise ShapeError(
+            f"cloudy has shape {cloudy.shape}, result {result.shape}; expected (T, C, H, W) and (C, H, W) of one size."
+        )
+    limits = stretch_limits([result if truth is None else truth], bands=bands)
+
+    def shown(image: NDArray[np.floating]) -> Picture:
+        return true_colour(image, bands=bands, limits=limits)
+
+    above = []
+    for date, image in enumerate(cloudy):
+        caption = f"date {date + 1}" if days is None else f"day {days[date]:.0f}"
+        if cloud_mask is not None:
+            caption += f", {cloud_mask[date].mean():.0%} hidden"
+        caption += " (to be cleaned)" if date == reference else ""
+        above.append(Panel(shown(image), caption, marked=date == reference))
+    if cloud_mask is not None and reference is not None:
+        above.append(Panel(mask_picture(cloud_mask[reference]), "its cloud and shadow (white)"))
+    below = [Panel(shown(result), "result")]
+    below += [Panel(shown(image), caption) for caption, image in rivals]
+    if truth is not None:
+        below.append(Panel(shown(truth), "truth"))
+        below.append(Panel(error_picture(result, truth, bands=bands), "error of the result (yellow: 0.05)"))
+    return compose([above, below], title=title, note=note)
+
+
+def save_png(image: Image.Image, path: Path | str) -> Path:
+    """Write the figure as PNG and return its path."""
+    target = Path(path)
+    try:
+        image.save(target, format="PNG", optimize=True)
+    except OSError as error:
+        raise OutputError(
+            f"cannot write {target}: {error.strerror or error}. Choose a folder that can be written to."
+        ) from error
+    return target

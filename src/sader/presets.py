@@ -1,0 +1,96 @@
+"""Named experiments, one function each: the network, its diffusion and how it is sampled (HOUSE 5).
+
+An ablation is one `dataclasses.replace` on what a function here returns.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from sader.bands import BANDS_13, BANDS_RGBN
+from sader.config import ModelConfig, SamplingConfig
+from sader.diffusion import DiffusionConfig
+from sader.errors import ConfigError, did_you_mean
+from sader.model.mtcdn import MTCDNConfig
+
+
+def sen2_mtc_new() -> ModelConfig:
+    """The paper's network for Sen2_MTC_New: RGB with NIR as auxiliary band, 4 + 1 steps."""
+    return ModelConfig(
+        name="sen2_mtc_new",
+        network=MTCDNConfig(),
+        diffusion=DiffusionConfig(),
+        sampling=SamplingConfig(resample_steps=1, resample_threshold=0.2),
+    )
+
+
+def sen12mscrts_ea() -> ModelConfig:
+    """The paper's network for SEN12MS-CR-TS East Asia: 13 bands, four levels, 5 + 1 steps."""
+    return ModelConfig(
+        name="sen12mscrts_ea",
+        network=MTCDNConfig(
+            bands=BANDS_13,
+            aux_bands=(),
+            widths=(64, 128, 256, 512),
+            blocks=(2, 2, 2, 2),
+            kernel=7,
+            dropout=0.1,
+        ),
+        diffusion=DiffusionConfig(alpha=3.0, sigma_max=100.0, steps=5),
+        sampling=SamplingConfig(resample_steps=1, resample_threshold=0.5),
+    )
+
+
+def small() -> ModelConfig:
+    """The product's network: B02 B03 B04 B08, reference date, composite, cloud head, space-to-depth stem."""
+    return ModelConfig(
+        name="small",
+        network=MTCDNConfig(
+            bands=BANDS_RGBN,
+            aux_bands=(),
+            widths=(48, 80, 112),
+            blocks=(2, 2, 2),
+            stem=2,
+            fusion_width=48,
+            fusion_patches="pool",
+            kernel=5,
+            emb_width=128,
+            date_input="none",
+            composite=True,
+            cloud_widths=(24, 32, 48),
+        ),
+        # Residuals of the composite are about 0.02 in reflectance, 0.04 in the model's range.
+        diffusion=DiffusionConfig(
+            residual=0.04,
+            sigma_min=0.002,
+            sigma_max=1.0,
+            steps=4,
+            log_sigma_mean=-3.2,
+            log_sigma_std=1.2,
+            wide_share=0.4,
+            wide_low=0.002,
+            wide_high=2.0,
+        ),
+        sampling=SamplingConfig(resample_steps=0),
+    )
+
+
+def small_msi() -> ModelConfig:
+    """`small` for all 13 bands of L1C (12 in L2A; bands may be missing at run time)."""
+    base = small()
+    return base.replace(name="small_msi", network={"bands": BANDS_13}, diffusion={"steps": 1})
+
+
+PRESETS: dict[str, Callable[[], ModelConfig]] = {
+    "sen2_mtc_new": sen2_mtc_new,
+    "sen12mscrts_ea": sen12mscrts_ea,
+    "small": small,
+    "small_msi": small_msi,
+}
+
+
+def get_preset(name: str) -> ModelConfig:
+    """Return the preset called `name`, or raise with the nearest known name."""
+    if name not in PRESETS:
+        raise ConfigError(f"unknown preset {name!r}{did_you_mean(name, PRESETS)}")
+    return PRESETS[name]()

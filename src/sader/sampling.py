@@ -1,0 +1,129 @@
+"""Sampling: from the start noise to the clear image in a few steps (paper Algorithm 1; METHOD 1).
+
+The probability-flow ODE of the mean-reverting process, written in the scaled variable, is
+    dx/dsigma = alpha mu - (D + alpha sigma mu - x) / sigma = (x - D) / sigma,
+because the two mu terms cancel. One Euler step to sigma' is therefore
+    x' = D + sigma'/sigma (x - D),
+which at sigma' = 0 is D itself. What resampling does between steps lives in `resampling.py`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Literal, Protocol
+
+import torch
+from torch import Tensor
+
+from sader.errors import ConfigError
+
+Denoise = Callable[[Tensor, Tensor], Tensor]
+"""(noised (B, S, C, H, W), sigma (B,)) -> denoised (B, C, H, W); S state frames: the dates, or 1 with a composite."""
+
+NoiseSource = Callable[[int], Tensor]
+"""Draw number -> standard normal noise (B, S, C, H, W). Draw 0 starts the sampling, the others feed resampling."""
+
+Solver = Literal["euler", "heun"]
+
+
+class Correction(Protocol):
+    """What may happen between two steps: see `resampling.Resampler`."""
+
+    def __call__(
+        self,
+        denoise: Denoise,
+        denoised: Tensor,
+        *,
+        mean: Tensor,
+        sigma: float,
+        alpha: float,
+        step: int,
+        noise: NoiseSource,
+    ) -> tuple[Tensor, Tensor] | None:
+        """Return (corrected denoised, renoised state), or None to leave this step alone."""
+
+
+def karras_sigmas(steps: int, *, sigma_min: float, sigma_max: float, rho: float = 7.0) -> Tensor:
+    """Return the noise levels (steps + 1,) from `sigma_max` down to `sigma_min`, then 0 (EDM grid, METHOD 1).
+
+    steps: 1 to about 50; with one step the grid is (sigma_max, 0).
+    """
+    if steps < 1:
+        raise ConfigError(f"steps is {steps}; sampling needs at least 1. Use steps=4 for the paper's setting.")
+    if not 0 < sigma_min <= sigma_max:
+        raise ConfigError(f"sigma_min {sigma_min} and sigma_max {sigma_max}; expected 0 < sigma_min <= sigma_max.")
+    position = torch.linspace(0, 1, steps, dtype=torch.float64)
+    low, high = sigma_min ** (1 / rho), sigma_max ** (1 / rho)
+    sigmas = (high + position * (low - high)) ** rho
+    return torch.cat([sigmas, torch.zeros(1, dtype=torch.float64)])
+
+
+def generator_noise(shape: tuple[int, ...], seeds: list[int], *, device: torch.device | str = "cpu") -> NoiseSource:
+    """Return a noise source for a batch: item b draws from its own generator seeded with (seeds[b], draw).
+
+    shape is that of one item, (S, C, H, W). Noise is made on the CPU, so that a seed means the same image on every
+    device and in every batch.
+    """
+
+    def draw(number: int) -> Tensor:
+        items = []
+        for seed in seeds:
+            generator = torch.Generator().manual_seed((seed * 1_000_003 + number) % (2**63))
+            items.append(torch.randn(shape, generator=generator))
+        return torch.stack(items).to(device)
+
+    return draw
+
+
+@torch.no_grad()
+def sample(
+    denoise: Denoise,
+    mean: Tensor,
+    noise: NoiseSource,
+    sigmas: Tensor,
+    *,
+    alpha: float,
+    initial: Tensor | float = 0.0,
+    solver: Solver = "euler",
+    correction: Correction | None = None,
+    callback: Callable[[int, Tensor], None] | None = None,
+) -> Tensor:
+    """Return the clear image (B, C, H, W) that the denoiser finds from noise.
+
+    mean: what the process reverts to, (B, S, C, H, W): the cloudy dates, or one composite.
+    sigmas: decreasing noise levels ending in 0 (`karras_sigmas`).
+    initial: first guess of the clear image; 0 in the paper (its start has no clear term), the composite where there
+        is one, (B, 1, C, H, W).
+    solver: "euler" (the paper) or "heun" (second order, two evaluations a step except the last).
+    callback: called with (step, denoised) after each step, for progress bars and figures.
+    """
+    if solver not in ("euler", "heun"):
+        raise ConfigError(f"solver is {solver!r}; expected 'euler' or 'heun'.")
+    batch = mean.shape[0]
+    levels = [float(s) for s in sigmas]
+    x = initial + levels[0] * (alpha * mean + noise(0))
+    denoised = x.mean(dim=1)
+    draws = 1
+    for step, (sigma, lower) in enumerate(zip(levels[:-1], levels[1:], strict=True)):
+        level = torch.full((batch,), sigma, dtype=mean.dtype, device=mean.device)
+        denoised = denoise(x, level)
+        if correction is not None:
+            base = draws
+            corrected = correction(
+                denoise, denoised, mean=mean, sigma=sigma, alpha=alpha, step=step, noise=lambda j, b=base: noise(b + j)
+            )
+            draws += 64  # a fixed stride: how many draws a correction takes never shifts the noise of later steps
+            if corrected is not None:
+                denoised, x = corrected
+        image = denoised[:, None]
+        following = image + (lower / sigma) * (x - image)
+        if solver == "heun" and lower > 0:
+            next_level = torch.full_like(level, lower)
+            slope = (x - image) / sigma
+            next_slope = (following - denoise(following, next_level)[:, None]) / lower
+            following = x + (lower - sigma) * (slope + next_slope) / 2
+        x = following
+        if callback is not None:
+            callback(step, denoised)
+    # After the last step every state frame equals the last denoised image (sigma' = 0), so that is the answer.
+    return denoised

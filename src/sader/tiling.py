@@ -1,0 +1,123 @@
+"""Tiles over an image of any size: windows that overlap, a feathered blend and one noise field for the whole image.
+
+The noise of a pixel depends on the seed, the draw and the pixel's position alone, so that a tile sees the same noise
+whatever the tile size, the order or the number of workers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sader.errors import ConfigError
+
+BLOCK = 64
+"""Edge of the blocks in which the noise field is made."""
+
+
+@dataclass(frozen=True)
+class Window:
+    """A rectangle of an image, in pixels."""
+
+    row: int
+    col: int
+    height: int
+    width: int
+
+    @property
+    def slices(self) -> tuple[slice, slice]:
+        return slice(self.row, self.row + self.height), slice(self.col, self.col + self.width)
+
+
+def _starts(size: int, tile: int, overlap: int) -> list[int]:
+    """Return where tiles start along one axis; the last one is moved back to end at the border."""
+    if size <= tile:
+        return [0]
+    stride = tile - overlap
+    starts = list(range(0, size - tile, stride))
+    return [*starts, size - tile]
+
+
+def plan_windows(height: int, width: int, *, tile: int, overlap: int) -> list[Window]:
+    """Return the windows that cover (height, width), row by row. overlap: pixels shared by neighbours."""
+    if not 0 <= overlap <= tile // 2:
+        raise ConfigError(f"overlap {overlap} with tile {tile}; expected 0 <= overlap <= tile / 2.")
+    return [
+        Window(row, col, min(tile, height), min(tile, width))
+        for row in _starts(height, tile, overlap)
+        for col in _starts(width, tile, overlap)
+    ]
+
+
+def blend_weights(window: Window, *, height: int, width: int, overlap: int) -> NDArray[np.float32]:
+    """Return the weight (h, w) of a window's pixels: 1 inside, falling to near 0 towards inner edges.
+
+    At the border of the image there is no neighbour, so there is no ramp.
+    """
+
+    def ramp(start: int, length: int, size: int) -> NDArray[np.float32]:
+        weight = np.ones(length, dtype=np.float32)
+        if overlap:
+            rise = ((np.arange(overlap, dtype=np.float32) + 0.5) / overlap)[:length]
+            if start > 0:
+                weight[: len(rise)] = np.minimum(weight[: len(rise)], rise)
+            if start + length < size:
+                weight[-len(rise) :] = np.minimum(weight[-len(rise) :], rise[::-1])
+        return weight
+
+    return ramp(window.row, window.height, height)[:, None] * ramp(window.col, window.width, width)[None]
+
+
+class Blend:
+    """Sum of weighted windows, divided by the sum of the weights."""
+
+    def __init__(self, channels: int, height: int, width: int, *, overlap: int) -> None:
+        self.overlap = overlap
+        self.total = np.zeros((channels, height, width), dtype=np.float32)
+        self.weight = np.zeros((height, width), dtype=np.float32)
+
+    def add(self, window: Window, values: NDArray[np.float32]) -> None:
+        """Add the values (C, h, w) of one window."""
+        rows, cols = window.slices
+        height, width = self.weight.shape
+        weight = blend_weights(window, height=height, width=width, overlap=self.overlap)
+        self.total[:, rows, cols] += weight * values
+        self.weight[rows, cols] += weight
+
+    def result(self) -> NDArray[np.float32]:
+        return self.total / self.weight
+
+
+class NoiseField:
+    """Standard normal noise over the whole plane, addressed by position; nothing is stored."""
+
+    def __init__(self, seed: int) -> None:
+        self.seed = seed
+
+    def window(self, window: Window, *, channels: int, draw: int) -> NDArray[np.float32]:
+        """Return the noise (channels, h, w) of a window for one draw (0 = start, 1.. = resampling)."""
+        out = np.empty((channels, window.height, window.width), dtype=np.float32)
+        for block_row, block_col in self._blocks(window):
+            top, left = block_row * BLOCK, block_col * BLOCK
+            block = self._block(block_row, block_col, channels, draw)
+            r0, r1 = max(top, window.row), min(top + BLOCK, window.row + window.height)
+            c0, c1 = max(left, window.col), min(left + BLOCK, window.col + window.width)
+            out[:, r0 - window.row : r1 - window.row, c0 - window.col : c1 - window.col] = block[
+                :, r0 - top : r1 - top, c0 - left : c1 - left
+            ]
+        return out
+
+    @staticmethod
+    def _blocks(window: Window) -> Iterator[tuple[int, int]]:
+        for row in range(window.row // BLOCK, (window.row + window.height - 1) // BLOCK + 1):
+            for col in range(window.col // BLOCK, (window.col + window.width - 1) // BLOCK + 1):
+                yield row, col
+
+    def _block(self, row: int, col: int, channels: int, draw: int) -> NDArray[np.float32]:
+        # The position goes into the seed sequence, and channels are drawn one after the other: the first bands of a
+        # 13-band scene see the noise that a 4-band scene sees.
+        generator = np.random.Generator(np.random.Philox(np.random.SeedSequence([self.seed, draw, row, col])))
+        return generator.standard_normal((channels, BLOCK, BLOCK), dtype=np.float32)

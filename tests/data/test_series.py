@@ -1,0 +1,77 @@
+"""The batch and the seeded symmetries."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+import pytest
+import torch
+
+from sader.data.series import SeriesBatch, keyed_generator, symmetry_of, to_model_range, to_reflectance, turn
+from sader.errors import ShapeError
+
+
+def make_batch(b: int = 2, t: int = 3, c: int = 4, h: int = 5, w: int = 7) -> SeriesBatch:
+    pixels = torch.arange(h * w).view(h, w)
+    return SeriesBatch(
+        cloudy=torch.rand(b, t, c, h, w),
+        clear=torch.rand(b, c, h, w),
+        scored=(pixels % 2 == 0).expand(b, h, w),
+        hidden=(pixels % 3 == 0).expand(b, h, w),
+        cloud_mask=torch.zeros(b, t, h, w, dtype=torch.bool),
+        labels=torch.zeros(b, t, h, w, dtype=torch.uint8),
+        valid=torch.ones(b, t, h, w, dtype=torch.bool),
+        present=torch.ones(b, t, dtype=torch.bool),
+        reference=torch.zeros(b, dtype=torch.long),
+        days=None,
+        band_present=torch.ones(b, c, dtype=torch.bool),
+    )
+
+
+def test_ranges_are_inverse_and_anchored() -> None:
+    x = torch.tensor([0.0, 0.25, 1.0, 1.3])
+    assert to_model_range(x).tolist() == pytest.approx([-1, -0.5, 1, 1.6])
+    assert torch.allclose(to_reflectance(to_model_range(x)), x)
+    assert isinstance(to_model_range(np.zeros(2)), np.ndarray)
+
+
+def test_wrong_shapes_are_named() -> None:
+    batch = make_batch()
+    with pytest.raises(ShapeError, match=r"hidden is \(2, 4, 7\); expected \(2, 5, 7\)"):
+        dataclasses.replace(batch, hidden=batch.hidden[:, :4])
+    with pytest.raises(ShapeError, match=r"cloudy has 4 dimensions"):
+        dataclasses.replace(batch, cloudy=batch.cloudy[:, 0])
+
+
+def test_to_keeps_every_value() -> None:
+    batch = make_batch()
+    moved = batch.to("cpu")
+    for field in dataclasses.fields(batch):
+        before, after = getattr(batch, field.name), getattr(moved, field.name)
+        assert (before is None and after is None) or torch.equal(before, after)
+
+
+def test_eight_symmetries_differ_and_turn_all_dates_alike() -> None:
+    image = torch.arange(9.0).view(3, 3)
+    assert len({tuple(turn(image, k).flatten().tolist()) for k in range(8)}) == 8
+    batch = make_batch(h=6, w=6)
+    batch = dataclasses.replace(batch, cloudy=batch.clear[:, None].repeat(1, 3, 1, 1, 1))
+    for k in range(8):
+        turned = batch.turned(k)
+        assert torch.equal(turned.cloudy[:, 2], turned.clear)
+        # A marked pixel stays on its value.
+        assert torch.equal(turned.clear[:, 0][turned.hidden].sort().values, batch.clear[:, 0][batch.hidden].sort().values)
+    with pytest.raises(ShapeError, match="symmetry is 8"):
+        turn(image, 8)
+
+
+def test_symmetry_depends_on_the_key_alone() -> None:
+    first = [symmetry_of(3, 1, index) for index in range(64)]
+    backwards = [symmetry_of(3, 1, index) for index in reversed(range(64))][::-1]
+    assert first == backwards
+    assert set(first) == set(range(8))
+    assert first != [symmetry_of(3, 2, index) for index in range(64)]
+    assert first != [symmetry_of(4, 1, index) for index in range(64)]
+    assert max(symmetry_of(3, 1, index, square=False) for index in range(64)) == 3
+    assert keyed_generator(1, 2).random() != keyed_generator(2, 1).random()

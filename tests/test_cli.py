@@ -1,0 +1,318 @@
+"""The command line: light, quick to answer, clear about mistakes, and never a traceback for one."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from sader import cli
+
+HEAVY = ("torch", "numpy", "rasterio", "pytorch_lightning", "PIL", "einops", "safetensors")
+
+
+def run(*arguments: str, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
+    """Run `sader` in a process of its own, as a user does."""
+    environment = {**os.environ, "COLUMNS": "200", "NO_COLOR": "1", "OMP_NUM_THREADS": "2"}
+    return subprocess.run(
+        [sys.executable, "-m", "sader.cli", *arguments],
+        capture_output=True,
+        text=True,
+        check=False,
+        cwd=cwd,
+        env=environment,
+        timeout=120,
+    )
+
+
+def called(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, str]:
+    """Run `sader` in this process (quick: torch is loaded already): exit status, stdout, stderr."""
+    with pytest.raises(SystemExit) as stopped:
+        cli.main(list(arguments))
+    out, err = capsys.readouterr()
+    code = stopped.value.code
+    return (code if isinstance(code, int) else 0), out, err
+
+
+def fails_clearly(result: tuple[int, str, str], error: str, *texts: str) -> None:
+    """Exit status 2, one message of this kind on standard error, nothing else."""
+    code, out, err = result
+    assert code == 2, err
+    assert err.startswith(f"{error}: "), err
+    assert "Traceback" not in err
+    assert out == ""
+    for text in texts:
+        assert text in err
+
+
+# ---------------------------------------------------------------- the root
+
+
+def test_help_is_light_and_quick():
+    program = (
+        "import sys\n"
+        "sys.argv = ['sader', '--help']\n"
+        "from sader.cli import main\n"
+        "try:\n    main()\n"
+        f"finally:\n    print('heavy:', [m for m in {HEAVY!r} if m in sys.modules])\n"
+    )
+    started = time.perf_counter()
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    seconds = time.perf_counter() - started
+    assert done.returncode == 0, done.stderr
+    assert "demo" in done.stdout
+    assert "info" in done.stdout
+    assert "heavy: []" in done.stdout
+    assert seconds < 1.5, f"sader --help took {seconds:.2f} s (0.2 s on an idle machine)"
+
+
+def test_version():
+    from sader._version import __version__
+
+    done = run("--version")
+    assert (done.returncode, done.stdout) == (0, f"sader {__version__}\n")
+
+
+@pytest.mark.parametrize(
+    "arguments", [["nonsense"], ["demo", "--nonsense"], ["demo", "--steps", "many"], ["info", "--dates", "0"]]
+)
+def test_wrong_usage_exits_2(capsys, arguments):
+    code, _, err = called(capsys, *arguments)
+    assert code == 2
+    assert "Traceback" not in err
+
+
+def test_an_interrupted_command_exits_130(capsys, monkeypatch):
+    def interrupted(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("sader.info.describe", interrupted)
+    code, _, err = called(capsys, "info", "small")
+    assert code == 130
+    assert "Traceback" not in err
+
+
+def test_debug_shows_the_traceback():
+    plain, debug = run("info", "smal"), run("info", "smal", "--debug")
+    assert "Traceback" not in plain.stderr
+    assert "Traceback" in debug.stderr
+    assert "ConfigError" in debug.stderr
+
+
+# ---------------------------------------------------------------- info
+
+
+def test_info_lists_the_presets(capsys):
+    code, out, _ = called(capsys, "info", "--json")
+    assert code == 0
+    entries = {entry["name"]: entry for entry in json.loads(out)}
+    assert {"sen2_mtc_new", "sen12mscrts_ea", "small", "small_msi"} <= set(entries)
+    assert entries["small"]["bands"] == ["B02", "B03", "B04", "B08"]
+    assert entries["small"]["parameters"] <= 8e6
+    code, out, _ = called(capsys, "info")
+    assert code == 0
+    assert "sen2_mtc_new" in out
+
+
+def test_info_counts_of_the_paper_network(capsys):
+    code, out, _ = called(capsys, "info", "sen2_mtc_new", "--json")
+    assert code == 0
+    details = json.loads(out)
+    assert 27.1e6 <= details["parameters"] <= 27.7e6
+    assert 340 <= details["gmacs_forward"] <= 365
+    assert details["gmacs_condition"] == pytest.approx(208.4, rel=0.02)
+    # The condition network runs once per scene, however many evaluations the sampling takes.
+    expected = details["gmacs_condition"] + details["evaluations"] * details["gmacs_evaluation"]
+    assert details["gmacs_sample"] >= expected * 0.999
+    assert details["bands"] == ["B04", "B03", "B02"]
+    assert details["aux_bands"] == ["B08"]
+
+
+def test_the_small_preset_keeps_its_budget(capsys):
+    _, out, _ = called(capsys, "info", "small", "--json")
+    details = json.loads(out)
+    assert details["parameters"] <= 8e6
+    assert details["gmacs_sample"] <= 100
+    assert details["trained"] is False
+
+
+def test_info_cost_grows_with_pixels_and_dates(capsys):
+    def cost(*options: str) -> float:
+        return json.loads(called(capsys, "info", "small", "--json", *options)[1])["gmacs_forward"]
+
+    base = cost("--dates", "1", "--size", "64")
+    assert cost("--dates", "4", "--size", "64") > 1.3 * base
+    assert cost("--dates", "1", "--size", "128") == pytest.approx(4 * base, rel=0.15)
+
+
+def test_info_prints_for_people(capsys):
+    code, out, _ = called(capsys, "info", "small")
+    assert code == 0
+    for text in ("parameters", "GMAC", "B02 B03 B04 B08", "training data", "licence"):
+        assert text in out
+
+
+def test_an_unknown_preset_gets_a_suggestion(capsys):
+    fails_clearly(called(capsys, "info", "smal"), "ConfigError", "smal", "did you mean small?")
+
+
+# ---------------------------------------------------------------- checkpoints
+
+
+def test_a_missing_truncated_or_foreign_checkpoint(capsys, tmp_path):
+    missing = tmp_path / "missing.safetensors"
+    fails_clearly(called(capsys, "info", str(missing)), "CheckpointError", str(missing))
+    foreign = tmp_path / "foreign.safetensors"
+    foreign.write_bytes(b"these are no weights")
+    fails_clearly(called(capsys, "info", str(foreign)), "CheckpointError", str(foreign))
+
+
+def test_a_whole_checkpoint_is_described_and_a_cut_one_refused(capsys, tmp_path, tiny_checkpoint):
+    code, out, err = called(capsys, "info", str(tiny_checkpoint), "--json", "--size", "32")
+    assert code == 0, err
+    details = json.loads(out)
+    assert details["bands"] == ["B02", "B03", "B04", "B08"]
+    assert details["training_data"] == "made for a test"
+    assert details["trained"] is True
+    cut = tmp_path / "cut.safetensors"
+    cut.write_bytes(tiny_checkpoint.read_bytes()[:-1000])
+    fails_clearly(called(capsys, "info", str(cut)), "CheckpointError", str(cut))
+    fails_clearly(called(capsys, "demo", "--model", str(cut), "--out", str(tmp_path)), "CheckpointError", str(cut))
+
+
+# ---------------------------------------------------------------- demo
+
+
+def test_demo_writes_a_map_and_a_picture_and_scores_them(capsys, tmp_path, small_scene, tiny_checkpoint):
+    rasterio = pytest.importorskip("rasterio")
+    out = tmp_path / "new" / "folder"
+    code, printed, err = called(
+        capsys, "demo", "--model", str(tiny_checkpoint), "--out", str(out), "--steps", "1", "--json"
+    )
+    assert code == 0, err
+    report = json.loads(printed)
+    assert report["trained"] is True
+    assert report["steps"] == "1+0"
+    assert [row["method"] for row in report["scores"]] == ["SADER", "least cloudy", "median", "mosaic", "ridge blend"]
+    for row in report["scores"]:
+        for region in ("whole", "hidden"):
+            assert all(np.isfinite(value) for value in row[region].values())
+    with rasterio.open(out / "clear.tif") as dataset:
+        assert dataset.descriptions == ("B02", "B03", "B04", "B08")
+        assert dataset.crs.to_epsg() == 32632
+        assert dataset.dtypes == ("uint16",) * 4
+        assert dataset.nodata == 0
+        assert "made up" in dataset.tags()["TIFFTAG_IMAGEDESCRIPTION"]
+        counts = dataset.read()
+    assert counts.min() >= 1
+    # The clear pixels of the reference date are in the file as they were.
+    kept = ~small_scene.cloud_mask[small_scene.reference]
+    wanted = np.maximum(np.rint(small_scene.cloudy[small_scene.reference] * 1e4), 1)
+    assert np.abs(counts[:, kept] - wanted[:, kept]).max() <= 1
+    assert (out / "before_after.png").stat().st_size > 1000
+    assert sorted(path.name for path in out.iterdir()) == ["before_after.png", "clear.tif"]
+
+
+def test_demo_announces_an_untrained_preset_and_prints_a_table(capsys, tmp_path, small_scene):
+    code, printed, err = called(capsys, "demo", "--model", "small", "--out", str(tmp_path), "--steps", "1")
+    assert code == 0, err
+    assert "untrained preset `small`" in " ".join(err.split())
+    for text in ("PSNR", "SSIM", "SAM", "SADER (untrained)", "ridge blend", "clear.tif", "before_after.png"):
+        assert text in printed
+
+
+def test_demo_uses_what_is_shipped(monkeypatch, tiny_checkpoint):
+    from sader import demo
+
+    monkeypatch.setattr("sader.demo.shipped", dict)
+    assert demo.load_remover(None)[1:] == ("small", False)
+    monkeypatch.setattr("sader.demo.shipped", lambda: {"sader-s2-rgbn": tiny_checkpoint})
+    monkeypatch.setattr("sader.checkpoint.shipped", lambda: {"sader-s2-rgbn": tiny_checkpoint})
+    assert demo.load_remover(None)[1:] == ("sader-s2-rgbn", True)
+
+
+def test_the_same_seed_gives_the_same_file(capsys, tmp_path, small_scene, tiny_checkpoint):
+    pytest.importorskip("rasterio")
+    files = []
+    for folder, seed in (("a", "3"), ("b", "3"), ("c", "4")):
+        called(
+            capsys,
+            "demo",
+            "--model",
+            str(tiny_checkpoint),
+            "--out",
+            str(tmp_path / folder),
+            "--seed",
+            seed,
+            "--steps",
+            "1",
+        )
+        files.append((tmp_path / folder / "clear.tif").read_bytes())
+    # The seed is written into the file, so a and c differ for more than one reason; a and b must not differ at all.
+    assert files[0] == files[1]
+    assert files[0] != files[2]
+
+
+def test_demo_without_rasterio_still_draws(capsys, tmp_path, small_scene, tiny_checkpoint, monkeypatch):
+    monkeypatch.setitem(sys.modules, "rasterio", None)
+    code, printed, err = called(capsys, "demo", "--model", str(tiny_checkpoint), "--out", str(tmp_path), "--steps", "1")
+    assert code == 0, err
+    assert 'pip install "sader[geo]"' in printed
+    assert [path.name for path in tmp_path.iterdir()] == ["before_after.png"]
+
+
+def test_an_output_that_cannot_be_written_is_refused_first(capsys, tmp_path, monkeypatch):
+    monkeypatch.setattr("sader.demo.load_remover", lambda *_: pytest.fail("the folder must be checked before the work"))
+    occupied = tmp_path / "file"
+    occupied.write_text("not a folder")
+    fails_clearly(called(capsys, "demo", "--out", str(occupied)), "OutputError", str(occupied), "--out")
+    fails_clearly(called(capsys, "demo", "--out", str(occupied / "below")), "OutputError", str(occupied))
+    assert occupied.read_text() == "not a folder"
+
+
+@pytest.mark.parametrize("steps", ["0", "-1", "many", "4+x"])
+def test_wrong_steps_are_refused(capsys, tmp_path, steps):
+    code, _, err = called(capsys, "demo", "--out", str(tmp_path), f"--steps={steps}")
+    assert code == 2
+    assert "ConfigError: steps is" in err
+    assert "Traceback" not in err
+
+
+def test_unknown_weights_are_refused(capsys, tmp_path):
+    fails_clearly(
+        called(capsys, "demo", "--model", "sader-s2-rgbm", "--out", str(tmp_path)), "CheckpointError", "sader-s2-rgbm"
+    )
+
+
+@pytest.fixture
+def small_scene(monkeypatch):
+    """The demo's scene replaced by one of 48 x 64 pixels."""
+    from sader.data.synthetic import make_series
+
+    scene = make_series(5, size=(48, 64), dates=3, coverage=(0.4, 0.3, 0.5), reference=0)
+    monkeypatch.setattr("sader.demo.demo_scene", lambda: scene)
+    return scene
+
+
+@pytest.fixture(scope="module")
+def tiny_checkpoint(tmp_path_factory):
+    """A checkpoint of a very small network, with a card."""
+    import torch
+
+    from sader.checkpoint import build_model, save_checkpoint
+    from sader.presets import get_preset
+
+    network = {"widths": (16, 16), "blocks": (1, 1), "fusion_width": 16, "emb_width": 16, "cloud_widths": (8,)}
+    config = get_preset("small").replace(name="tiny", network=network)
+    torch.manual_seed(0)
+    path = tmp_path_factory.mktemp("weights") / "tiny.safetensors"
+    save_checkpoint(
+        path, build_model(config), config, card={"training_data": "made for a test", "licence": "Apache-2.0"}
+    )
+    return path
