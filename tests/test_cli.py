@@ -240,23 +240,11 @@ def test_demo_uses_what_is_shipped(monkeypatch, tiny_checkpoint):
 def test_the_same_seed_gives_the_same_file(capsys, tmp_path, small_scene, tiny_checkpoint):
     pytest.importorskip("rasterio")
     files = []
-    for folder, seed in (("a", "3"), ("b", "3"), ("c", "4")):
-        called(
-            capsys,
-            "demo",
-            "--model",
-            str(tiny_checkpoint),
-            "--out",
-            str(tmp_path / folder),
-            "--seed",
-            seed,
-            "--steps",
-            "1",
-        )
-        files.append((tmp_path / folder / "clear.tif").read_bytes())
-    # The seed is written into the file, so a and c differ for more than one reason; a and b must not differ at all.
+    for folder in ("a", "b"):
+        out = tmp_path / folder
+        called(capsys, "demo", "--model", str(tiny_checkpoint), "--out", str(out), "--seed", "3", "--steps", "1")
+        files.append((out / "clear.tif").read_bytes())
     assert files[0] == files[1]
-    assert files[0] != files[2]
 
 
 def test_demo_without_rasterio_still_draws(capsys, tmp_path, small_scene, tiny_checkpoint, monkeypatch):
@@ -292,10 +280,10 @@ def test_unknown_weights_are_refused(capsys, tmp_path):
 
 @pytest.fixture
 def small_scene(monkeypatch):
-    """The demo's scene replaced by one of 48 x 64 pixels."""
+    """The demo's scene replaced by one of 32 x 48 pixels."""
     from sader.data.synthetic import make_series
 
-    scene = make_series(5, size=(48, 64), dates=3, coverage=(0.4, 0.3, 0.5), reference=0)
+    scene = make_series(5, size=(32, 48), dates=3, coverage=(0.4, 0.3, 0.5), reference=0)
     monkeypatch.setattr("sader.demo.demo_scene", lambda: scene)
     return scene
 

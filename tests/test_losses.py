@@ -63,6 +63,14 @@ def test_a_bright_pixel_does_not_squash_the_rest() -> None:
     assert squashed[..., :3, :4].max() < 0.01  # what the public code does
 
 
+def test_the_denominator_is_protected_by_hand() -> None:
+    # Half the pixels nearly white: no percentile helps, the floor of the denominator does: .2 / .05 = 4, not 200.
+    clear = torch.tensor([0.0, 0.0, 0.999, 0.999]).view(1, 1, 1, 4)
+    cloudy = clear[:, None] + torch.tensor([0.0, 0.5, -0.2, -0.2])
+    torch.testing.assert_close(cloud_thickness(cloudy, clear).flatten(), torch.tensor([0, 0.125, 1, 1]))
+    assert cloud_thickness(cloudy, clear, robust=False).flatten()[1] < 0.003
+
+
 def test_robust_maximum_is_the_99th_percentile_with_or_without_pixels() -> None:
     generator = torch.Generator().manual_seed(3)
     clear = torch.full((1, 1, 10, 20), -1.0)

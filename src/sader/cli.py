@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from sader._version import __version__
+from sader.data.commands import app as data_commands
 from sader.errors import SaderError
 
 if TYPE_CHECKING:
@@ -30,6 +31,8 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
+
+app.add_typer(data_commands, name="data")
 
 AsJson = Annotated[bool, typer.Option("--json", help="Print machine-readable JSON on standard output.")]
 
@@ -94,17 +97,18 @@ def _print_demo(report: DemoReport, console: Console) -> None:
     from rich.table import Table
 
     title = f"{report.model}, {report.steps.removesuffix('+0')} steps, {report.seconds:.1f} s"
-    table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     table.add_column("", no_wrap=True)
     for region in ("all pixels", "hidden pixels"):
         table.add_column(f"{region}\nPSNR dB", justify="right", no_wrap=True)
         table.add_column("\nSSIM", justify="right")
-        table.add_column("\nSAM deg", justify="right")
+        table.add_column("\nSAM °", justify="right")
     for row in report.scores:
         cells = []
         for score in (row.whole, row.hidden):
             cells += [f"{score.psnr:.2f}", f"{score.ssim:.3f}", f"{score.sam:.2f}"]
         table.add_row(row.method, *cells)
+    console.print(title, style="bold", highlight=False)
     console.print(table)
     for path in report.files:
         console.print(f"wrote {path}", highlight=False, soft_wrap=True)

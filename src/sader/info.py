@@ -13,13 +13,12 @@ from typing import Any
 
 import torch
 
-from sader.checkpoint import build_model, find_checkpoint, read_header, shipped
+from sader.checkpoint import find_checkpoint, read_header, shipped
 from sader.complexity import count_macs, count_parameters, on_meta
 from sader.config import ModelConfig, from_dict
-from sader.diffusion import Denoiser
 from sader.errors import ConfigError, did_you_mean
 from sader.model.guide import make_guide
-from sader.model.mtcdn import Condition
+from sader.model.mtcdn import MTCDN, Condition
 from sader.presets import PRESETS, get_preset
 
 LICENCE = "Apache-2.0"
@@ -135,7 +134,7 @@ def describe(name: str, *, dates: int = 3, size: int = 256) -> ModelInfo:
         path = find_checkpoint(name)
         header = read_header(path)
         config, kind, card = _config(path, header), "weights", dict(header.get("card", {}))
-    model = _without_values(config)
+    network = _without_values(config)
     how = {"steps": config.diffusion.steps, **asdict(config.sampling)}
     how |= {"sigma_max": config.diffusion.sigma_max, "sigma_min": config.diffusion.sigma_min}
     untrained = "none: a preset is an untrained network"
@@ -145,11 +144,11 @@ def describe(name: str, *, dates: int = 3, size: int = 256) -> ModelInfo:
         trained=kind == "weights",
         bands=config.network.bands,
         aux_bands=config.network.aux_bands,
-        parameters=count_parameters(model),
-        parameters_condition=count_parameters(model.network.condition_net),
+        parameters=count_parameters(network),
+        parameters_condition=count_parameters(network.condition_net),
         dates=dates,
         size=size,
-        cost=count_cost(config, model, dates=dates, size=size),
+        cost=count_cost(config, network, dates=dates, size=size),
         sampling=how,
         training_data=_plain(card.pop("training_data", untrained if kind == "preset" else "not stated")),
         licence=_plain(card.pop("licence", LICENCE if kind == "preset" else "not stated")),
@@ -157,9 +156,8 @@ def describe(name: str, *, dates: int = 3, size: int = 256) -> ModelInfo:
     )
 
 
-def count_cost(config: ModelConfig, model: Denoiser, *, dates: int, size: int) -> Cost:
-    """Return the cost of one image (dates, C, size, size); `model` lives on the meta device."""
-    network = model.network
+def count_cost(config: ModelConfig, network: MTCDN, *, dates: int, size: int) -> Cost:
+    """Return the cost of one image (dates, C, size, size); `network` lives on the meta device."""
     bands, aux_bands = len(config.network.bands), len(config.network.aux_bands)
     made: list[Condition] = []
 
@@ -195,9 +193,10 @@ def _guide_macs(config: ModelConfig, bands: int, size: int) -> int:
         return count_macs(guide, on_meta(1, bands, size, size), missing, mean=on_meta(1, bands, size, size))["total"]
 
 
-def _without_values(config: ModelConfig) -> Denoiser:
+def _without_values(config: ModelConfig) -> MTCDN:
+    """Return the network on the meta device: shapes only, in no time."""
     with torch.device("meta"):
-        return build_model(config).eval()
+        return MTCDN(config.network).eval()
 
 
 def _entry(name: str, kind: str, config: ModelConfig) -> ModelEntry:

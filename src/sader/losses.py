@@ -177,13 +177,11 @@ def cloud_thickness(
     there = _present(cloudy, present)
     white_distance = (1 - clear).clamp(min=DENOMINATOR_FLOOR) if robust else 1 - clear + 1e-8
     ratio = (cloudy - clear[:, None]).abs() / white_distance[:, None]
-    ratio = ratio.where(there[:, :, None, None, None], 0)
-    if pixels is not None:
-        ratio = ratio.where(pixels[:, None, None], 0)
     low, high = _spatial_range(ratio, pixels, robust=robust)
     scaled = (ratio - low) / (high - low + 1e-8)
     if robust:
         scaled = scaled.clamp(0, 1)
+    # Values that are not there may be NaN until here; `where`, unlike a product, drops them.
     keep = there[:, :, None, None, None]
     if pixels is not None:
         keep = keep & pixels[:, None, None]
@@ -218,8 +216,7 @@ def _spatial_range(ratio: Tensor, pixels: Tensor | None, *, robust: bool) -> tup
     if pixels is None:
         low = flat.amin(-1)
         # kthvalue, not quantile: the latter refuses tensors of more than 16 million values.
-        rank = 1 + int(ROBUST_MAXIMUM * (count - 1))
-        high = flat.kthvalue(rank, dim=-1).values if robust else flat.amax(-1)
+        high = flat.kthvalue(1 + int(ROBUST_MAXIMUM * (count - 1)), dim=-1).values if robust else flat.amax(-1)
     else:
         scored = pixels.flatten(1)[:, None, None]
         low = flat.where(scored, torch.inf).amin(-1)

@@ -169,7 +169,7 @@ def _from_jax(kernel: np.ndarray) -> np.ndarray:
 
 def _empty_array(subtype: type, shape: tuple[int, ...], code: bytes) -> np.ndarray:
     """Stand in for numpy's own `_reconstruct`, whose home moves between numpy versions."""
-    return np.ndarray.__new__(np.ndarray, shape, code)
+    return np.ndarray.__new__(np.ndarray, shape, np.dtype(code.decode()))
 
 
 class _ArrayUnpickler(pickle.Unpickler):

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 
 from sader.data.bank import SeriesBank, SeriesMaker
+from sader.data.clouds import CloudSettings
 from sader.data.plan import PAPER, REAL, SINGLE, MakerSettings
 from sader.data.pseudodates import PseudoDateSettings, pseudo_dates
 from sader.data.series import SeriesBatch, turn
@@ -24,7 +26,7 @@ def textured(rng: np.random.Generator, *shape: int) -> np.ndarray:
 
 
 def cloudy_record(seed: int, dates: int = 5, size: int = 72) -> SeriesRecord:
-    """Date k is darker or brighter by k; date 0 is clear, the others have bright labelled clouds; a corner is nodata."""
+    """Date 0 is clear, the others have bright labelled clouds; a corner of all is nodata."""
     rng = np.random.default_rng(seed)
     dn = textured(rng, dates, 4, size, size + 8)
     labels = np.zeros((dates, size, size + 8), np.uint8)
@@ -59,6 +61,14 @@ def bank() -> SeriesBank:
     return SeriesBank(records, bands=RGBN)
 
 
+SMALL_CLOUDS = CloudSettings(shadow_offset=(2.0, 6.0))
+"""Short shadows need a small margin: quick on the CPU."""
+
+
+def make(bank: SeriesBank, settings: MakerSettings | None = None, seed: int = 0) -> SeriesMaker:
+    return SeriesMaker(bank, settings, seed, clouds=SMALL_CLOUDS)
+
+
 def plain(**changes: object) -> MakerSettings:
     """Settings without the changes of value that would hide what is compared."""
     facts: dict = {"jitter": 0.0, "rescale": 0.0, "band_dropout": ()}
@@ -77,7 +87,7 @@ def test_windows_are_the_records_pixels_turned(bank: SeriesBank) -> None:
     for k in range(8):
         wanted = torch.from_numpy(record.dn[frame[k]][:, 3:23, 11:31].astype(np.float32) / 10000)
         assert torch.allclose(images[k], turn(wanted, k), atol=1e-6)
-        seen = turn(torch.from_numpy((record.dn[frame[k]][0, 3:23, 11:31] > 0)), k)
+        seen = turn(torch.from_numpy(record.dn[frame[k]][0, 3:23, 11:31] > 0), k)
         assert torch.equal(labels[k] != 254, seen)
     beyond, beyond_labels = bank.windows(np.array([0]), np.array([-4]), np.array([70]), np.array([0]), 20)
     assert (beyond_labels[0, :4] == 254).all()
@@ -85,20 +95,20 @@ def test_windows_are_the_records_pixels_turned(bank: SeriesBank) -> None:
 
 
 def test_batch_depends_on_seed_and_step_alone(bank: SeriesBank) -> None:
-    maker = SeriesMaker(bank, seed=5)
+    maker = make(bank, seed=5)
     continued = [maker.batch(step, 3, T, CROP) for step in range(3)]
-    resumed = SeriesMaker(bank, seed=5).batch(2, 3, T, CROP)
+    resumed = make(bank, seed=5).batch(2, 3, T, CROP)
     for name, value in tensors(continued[2]).items():
         assert torch.equal(value, tensors(resumed)[name]), name
-    other = SeriesMaker(bank, seed=6).batch(2, 3, T, CROP)
+    other = make(bank, seed=6).batch(2, 3, T, CROP)
     assert not torch.equal(other.cloudy, resumed.cloudy)
     assert not torch.equal(continued[1].cloudy, resumed.cloudy)
 
 
 def test_every_batch_keeps_its_promises(bank: SeriesBank) -> None:
-    maker = SeriesMaker(bank, MakerSettings(rescale=0.5, band_dropout=((("B08",), 0.3),)), seed=1)
+    maker = make(bank, MakerSettings(tasks=(0.4, 0.3, 0.3), rescale=0.5, band_dropout=((("B08",), 0.3),)), seed=1)
     tasks, dropped = set(), 0
-    for step in range(6):
+    for step in range(4):
         batch, plan = maker.batch(step, 6, T, CROP), maker.plan(step, 6, T, CROP)
         tasks |= set(plan.task.tolist())
         for name, value in tensors(batch).items():
@@ -132,9 +142,9 @@ def test_every_batch_keeps_its_promises(bank: SeriesBank) -> None:
 
 
 def test_truth_is_hidden_and_the_rest_is_kept(bank: SeriesBank) -> None:
-    maker = SeriesMaker(bank, plain(tasks=(0.6, 0, 0.4)), seed=2)
+    maker = make(bank, plain(tasks=(0.6, 0, 0.4)), seed=2)
     hidden = 0
-    for step in range(5):
+    for step in range(4):
         batch = maker.batch(step, 6, T, CROP)
         rows = torch.arange(6)
         given = batch.cloudy[rows, batch.reference]
@@ -144,27 +154,27 @@ def test_truth_is_hidden_and_the_rest_is_kept(bank: SeriesBank) -> None:
         # Everywhere under the added cloud the value is another one, apart from chance equality.
         assert (changed | ~batch.hidden)[batch.hidden].float().mean() > 0.98
         hidden += int(batch.hidden.flatten(1).any(1).sum())
-    assert hidden > 20
+    assert hidden > 16
 
 
 def test_scored_pixels_are_truly_clear(bank: SeriesBank) -> None:
-    maker = SeriesMaker(bank, plain(tasks=(0.7, 0.3, 0)), seed=3)
+    maker = make(bank, plain(tasks=(0.7, 0.3, 0)), seed=3)
     unscored = 0
-    for step in range(5):
+    for step in range(4):
         batch, plan = maker.batch(step, 6, T, CROP), maker.plan(step, 6, T, CROP)
         _, labels = bank.windows(plan.target, plan.y, plan.x, plan.symmetry, plan.side)
         assert torch.equal(batch.scored, labels == 0)
         # Clouds in these records are at least 0.7, nodata is 0, ground lies between.
         value = batch.clear[:, 0][batch.scored]
-        assert 0.01 < value.min()
+        assert value.min() > 0.01
         assert value.max() < 0.5
         unscored += int((~batch.scored).sum())
     assert unscored > 0
 
 
 def test_papers_target_is_never_an_input(bank: SeriesBank) -> None:
-    maker = SeriesMaker(bank, plain(tasks=(0, 1, 0)), seed=4)
-    for step in range(8):
+    maker = make(bank, plain(tasks=(0, 1, 0)), seed=4)
+    for step in range(4):
         batch, plan = maker.batch(step, 6, T, CROP), maker.plan(step, 6, T, CROP)
         assert not (plan.frames == plan.target[:, None])[plan.present].any()
         for b in range(6):
@@ -176,7 +186,7 @@ def test_papers_target_is_never_an_input(bank: SeriesBank) -> None:
 
 
 def test_inputs_are_different_dates_of_one_place(bank: SeriesBank) -> None:
-    maker = SeriesMaker(bank, plain(tasks=(1, 0, 0), paste_same_place=1.0, heavy=0.0), seed=4)
+    maker = make(bank, plain(tasks=(1, 0, 0), paste_same_place=1.0, heavy=0.0), seed=4)
     records = bank.catalogue.record
     same_place = 0
     for step in range(20):
@@ -197,17 +207,17 @@ def test_inputs_are_different_dates_of_one_place(bank: SeriesBank) -> None:
 
 def test_missing_near_infrared(bank: SeriesBank) -> None:
     settings = plain(tasks=(0, 0, 1), single_sources={"eurosat": 1.0})
-    batch = SeriesMaker(bank, settings, seed=0).batch(0, 4, T, CROP)
+    batch = make(bank, settings, seed=0).batch(0, 4, T, CROP)
     assert batch.band_present.tolist() == [[True, True, True, False]] * 4
     assert (batch.cloudy[:, :, 3] == 0).all()
     assert (batch.clear[:, :3] > 0).all()
 
 
 def test_dates_vary_in_number_and_days_are_relative(bank: SeriesBank) -> None:
-    maker = SeriesMaker(bank, plain(tasks=(1, 0, 0), real_sources={"rondonia": 1.0}, days=True), seed=0)
+    maker = make(bank, plain(tasks=(1, 0, 0), real_sources={"rondonia": 1.0}, days=True), seed=0)
     counts = set()
-    for step in range(6):
-        batch = maker.batch(step, 8, T, CROP)
+    for step in range(3):
+        batch = maker.batch(step, 12, T, 16)
         counts |= set(batch.present.sum(1).tolist())
         assert batch.days is not None
         assert torch.equal(batch.days.isnan(), ~batch.present)
@@ -229,7 +239,7 @@ def test_pseudo_dates_keep_detail_and_absent_bands() -> None:
     assert (series[:, 0] - series[:, 1]).abs().mean() > 0.002
 
 
-def test_nothing_clear_is_an_error(tmp_path) -> None:  # noqa: ANN001
+def test_nothing_clear_is_an_error(tmp_path: Path) -> None:
     record = dataclasses.replace(cloudy_record(1), labels=None)
     write_shard(tmp_path / "a.shard", [record])
     bank = SeriesBank.load(tmp_path, bands=RGBN)

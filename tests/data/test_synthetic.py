@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from sader.data.clouds import BANDS13
+from sader.data.landscape import Land
 from sader.data.spectra import CROPS, MATERIALS, SPECTRA, crop_cover
 from sader.data.synthetic import CLASSES, Place, demo_scene, make_place, make_series
 from sader.errors import BandError, ConfigError, ShapeError
@@ -132,9 +133,16 @@ def test_series_without_reference_aims_at_the_first_date_and_one_coverage_serves
     assert not np.array_equal(series.cloud_mask[0], series.cloud_mask[1])
 
 
-def test_shadows_agree_with_the_light_on_the_hills(summer: Place) -> None:
-    # A morning sun in the south-east: hill sides that face it are brighter, and cloud shadows fall to the north-west.
-    assert ((summer.sun_azimuth > 100) & (summer.sun_azimuth < 180)).all()
+def test_hill_sides_towards_the_sun_are_brighter(summer: Place) -> None:
+    land = Land(1, 192, 224)
+    assert np.array_equal(land.classes, summer.classes)
+    azimuth = np.deg2rad(summer.sun_azimuth[0])
+    assert 100 < summer.sun_azimuth[0] < 180  # a morning pass: the sun stands in the south-east
+    down, right = np.gradient(land.elevation)
+    towards = -(down * -np.cos(azimuth) + right * np.sin(azimuth))  # falls towards the sun
+    forest = (land.forest > 0.9) & (land.hilly > 0.5)
+    nir = summer.surface[0, BANDS13.index("B08")]
+    assert np.corrcoef(nir[forest], towards[forest])[0, 1] > 0.3
 
 
 def test_demo_scene_is_what_the_readme_says() -> None:

@@ -53,7 +53,7 @@ class SeriesBank:
                 if has[k]:
                     dn[..., k] = np.minimum(record.dn[:, record.bands.index(name)], 32767)
             must = [k for k, name in enumerate(self.bands) if has[k] and name not in _MAY_BE_ZERO]
-            seen = (dn[..., must] > 0).all(-1)
+            seen = np.all(dn[..., must] > 0, axis=-1)
             known = np.full((t, h, w), UNKNOWN, np.uint8) if record.labels is None else record.labels
             known = np.where(seen, known, _NODATA).astype(np.uint8)
             values.append(torch.from_numpy(np.where(seen[..., None], dn, 0).reshape(-1, len(self.bands))))
@@ -76,17 +76,22 @@ class SeriesBank:
         self._catalogue(rows, tables, np.array(present), [name.split("/")[0] for name in self.names])
 
     def _catalogue(self, rows: list, tables: list, present: np.ndarray, sources: list[str]) -> None:
-        columns = [np.array(column, np.int64) for column in zip(*rows, strict=True)]
-        record = columns[0]
+        record, base, height, width, clear_count, cloud_count, table_at = np.array(rows, np.int64).T
         first = np.searchsorted(record, np.arange(len(sources)))
         self.catalogue = Catalogue(
-            *columns,
+            record=record,
+            base=base,
+            height=height,
+            width=width,
+            clear_count=clear_count,
+            cloud_count=cloud_count,
+            table_at=table_at,
             clear_table=np.concatenate([clear for clear, _ in tables]),
             cloud_table=np.concatenate([cloud for _, cloud in tables]),
             first=first,
             dates=np.diff(np.append(first, len(record))),
             source=np.array(sources),
-            donor=present.all(1),
+            donor=np.all(present, axis=1),
         )
 
     @classmethod
@@ -292,9 +297,12 @@ def _transferred(donor: Tensor, labels: Tensor, ground: Tensor, foreign: Tensor)
     clear = (donor * known).sum((-2, -1), keepdim=True) / count.clamp_min(1)
     enough = count > 0.005 * labels[0].numel()
     clear = torch.where(enough, clear, ground.mean((-2, -1), keepdim=True)).clamp_min(1e-3)
-    shadow = ground * (donor / clear).clamp(0.12, 1)
+    ratio, dark = donor / clear, (labels == SHADOW)[:, None]
+    # The clear ground of the window need not be that under the shadow: a shadow must darken all the same.
+    usual = (ratio * dark).mean((1, 2, 3), keepdim=True) / dark.float().mean((1, 2, 3), keepdim=True).clamp_min(1e-6)
+    shadow = ground * (ratio * (0.65 / usual.clamp_min(0.65))).clamp(0.12, 1)
     thin = (0.6 * ground + donor - 0.6 * clear).clamp(0, 1)
-    moved = torch.where((labels == SHADOW)[:, None], shadow, torch.where((labels == THIN)[:, None], thin, donor))
+    moved = torch.where(dark, shadow, torch.where((labels == THIN)[:, None], thin, donor))
     return torch.where(foreign[:, None, None, None], moved, donor)
 
 

@@ -174,8 +174,12 @@ def _sources(band: np.ndarray, t: int, c: int) -> list[np.ndarray]:
 
 
 def _guess(sources: list[np.ndarray], weights: list[int]) -> np.ndarray | int:
-    terms = [weight * source.astype(np.int64) for weight, source in zip(weights, sources, strict=True) if weight]
-    return ((sum(terms) + (1 << (_SCALE_BITS - 1))) >> _SCALE_BITS).astype(np.int32) if terms else 0
+    total: np.ndarray | None = None
+    for weight, source in zip(weights, sources, strict=True):
+        if weight:
+            term = source.astype(np.int64) * weight
+            total = term if total is None else total + term
+    return 0 if total is None else ((total + (1 << (_SCALE_BITS - 1))) >> _SCALE_BITS).astype(np.int32)
 
 
 def _predict(band: np.ndarray) -> tuple[np.ndarray, list[list[list[int]]]]:

@@ -50,7 +50,7 @@ class MakerSettings:
     """Chance that an added cloud on another date is real."""
     extra_clouds: float = 0.25
     """Chance that a real date of a place with real clouds gets simulated ones on top."""
-    heavy: float = 0.15
+    heavy: float = 0.12
     """Chance that all dates of a series are mostly covered: nothing but the surroundings is left to go by."""
     clear_date: float = 0.25
     """Chance that an added-cloud date stays without cloud."""
@@ -306,7 +306,7 @@ class Planner:
         return np.where((task == SINGLE)[:, None], target[:, None], frames)
 
     def _coverage(self, rng: np.random.Generator, shape: tuple[int, int], heavy: np.ndarray) -> np.ndarray:
-        usual = np.where(rng.random(shape) < 0.8, rng.uniform(0.08, 0.7, shape), rng.uniform(0.7, 1.0, shape))
+        usual = np.where(rng.random(shape) < 0.85, rng.uniform(0.05, 0.55, shape), rng.uniform(0.55, 1.0, shape))
         return np.where(heavy, rng.uniform(0.75, 1.0, shape), usual)
 
     def _pastes(
@@ -344,7 +344,7 @@ class Planner:
 def _good_donor(clear: np.ndarray, cloud: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Judge windows to take clouds from: partly cloudy, and observed throughout, lest clouds end in straight lines."""
     whole = clear + cloud
-    return (cloud > 0.12) & (cloud < 0.85) & (whole > 0.97), whole + np.minimum(cloud, 0.4)
+    return (cloud > 0.1) & (cloud < 0.75) & (whole > 0.97), whole + np.minimum(cloud, 0.4)
 
 
 def _corner(spot: np.ndarray, size: np.ndarray, side: int) -> np.ndarray:

@@ -136,7 +136,7 @@ def drop_repeats(record: SeriesRecord) -> SeriesRecord:
     Of two dates whose common pixels differ by less than 15 counts (median), the one with fewer observed pixels goes.
     """
     dn = record.dn[..., ::4, ::4].astype(np.int32)
-    seen = (dn > 0).all(1)
+    seen = np.all(dn > 0, axis=1)
     keep = list(range(len(dn)))
     for i in range(len(dn)):
         for j in range(i + 1, len(dn)):

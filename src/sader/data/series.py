@@ -7,7 +7,7 @@ METHOD 7 (training items) and LESSONS 2 ("clean this date"). Reflectance becomes
 from __future__ import annotations
 
 from dataclasses import dataclass, fields, replace
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -78,7 +78,7 @@ class SeriesBatch:
 
     def to(self, device: torch.device | str, *, non_blocking: bool = False) -> SeriesBatch:
         """Return the batch with every tensor on `device`."""
-        moved = {}
+        moved: dict[str, Any] = {}
         for field in fields(self):
             value = getattr(self, field.name)
             moved[field.name] = value if value is None else value.to(device, non_blocking=non_blocking)

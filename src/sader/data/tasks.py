@@ -1,0 +1,444 @@
+"""Evaluation items with known truth, the same on every machine: clean this date, the paper's task, simulated clouds.
+
+LESSONS 1, 2 and 7: each builder yields `Item`s from `SeriesRecord`s (shards need no rasterio) and depends on its
+arguments alone. Nothing is scored here: see `sader.evaluation`.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import combinations
+
+import numpy as np
+import torch
+
+from sader.baselines.rules import estimate_cloud_mask
+from sader.data.bank import _transferred
+from sader.data.clouds import apply_clouds, cloud_fields
+from sader.data.pseudodates import pseudo_dates
+from sader.data.series import CLEAR, SHADOW, THICK, UNKNOWN, keyed_generator, turn
+from sader.data.shards import SeriesRecord
+from sader.errors import ConfigError, DataError
+
+LEAST_SCORED = 500
+"""Items with fewer scored pixels say nothing and are left out."""
+CLEAR_SHARE = 0.5
+"""Least part of the frame that must be labelled clear for a date to be a truth."""
+CLOUD_SHARE = 0.05
+"""Least part of that clear area under a donor's cloud and shadow."""
+WINDOW = 300
+"""Frames longer than twice this are cut into windows of about this many pixels a side."""
+SMALLEST_WINDOW = 64
+"""Side of the smallest image that simulated clouds are laid over."""
+_MAY_BE_ZERO = ("B10",)
+
+
+@dataclass(frozen=True, eq=False)
+class Item:
+    """One question with its answer: cloudy dates, the truth, and the pixels on which to compare."""
+
+    name: str
+    """Unique within a task: place, reference date, donor."""
+    group: str
+    """The place: items of one group are not independent."""
+    task: str
+    """clean, paper or simulated."""
+    cloudy: np.ndarray
+    """float32 (T, C, H, W) reflectance in [0, 1], 0 where not valid."""
+    clear: np.ndarray
+    """float32 (C, H, W), true on the scored pixels."""
+    scored: np.ndarray
+    """bool (H, W): the truth is known and worth a question."""
+    cloud_mask: np.ndarray
+    """bool (T, H, W), true cloud or shadow; an estimate on dates without labels."""
+    label_known: bool
+    """Whether every date's mask is true; False: some were estimated by rules."""
+    valid: np.ndarray
+    """bool (T, H, W), the pixel was observed."""
+    reference: int | None
+    """The date to clean; None in the paper's task."""
+    days: tuple[float, ...] | None
+    """Days since the first date of the series."""
+    bands: tuple[str, ...]
+    """Names of the C bands."""
+
+    @property
+    def cover(self) -> float:
+        """Part of the observed input pixels under cloud or shadow."""
+        return float((self.cloud_mask & self.valid).sum() / max(int(self.valid.sum()), 1))
+
+    @property
+    def kept(self) -> np.ndarray:
+        """Bool (H, W): clear pixels of the reference date, which must come out unchanged; all False without one."""
+        if self.reference is None:
+            return np.zeros(self.scored.shape, bool)
+        return self.valid[self.reference] & ~self.cloud_mask[self.reference]
+
+
+@dataclass(frozen=True, eq=False)
+class _Frames:
+    """A record (or a window of it) as arrays; `labels` keeps UNKNOWN only on dates without any label."""
+
+    name: str
+    group: str
+    images: np.ndarray
+    labels: np.ndarray
+    valid: np.ndarray
+    days: tuple[float, ...] | None
+    bands: tuple[str, ...]
+
+    def labelled(self, date: int) -> bool:
+        return not bool((self.labels[date][self.valid[date]] == UNKNOWN).any())
+
+    def clear(self, date: int) -> np.ndarray:
+        return (self.labels[date] == CLEAR) & self.valid[date]
+
+    def cloud(self, date: int) -> np.ndarray:
+        return (self.labels[date] >= THICK) & (self.labels[date] <= SHADOW) & self.valid[date]
+
+    @property
+    def dates(self) -> range:
+        return range(len(self.images))
+
+    @property
+    def truths(self) -> list[int]:
+        """Dates clear enough to be a truth."""
+        return [date for date in self.dates if self.clear(date).mean() >= CLEAR_SHARE]
+
+    @property
+    def has_clouds(self) -> bool:
+        return any(bool(self.cloud(date).any()) for date in self.dates)
+
+
+def clean_this_date(
+    records: Iterable[SeriesRecord],
+    *,
+    donors: Iterable[SeriesRecord] | None = None,
+    bands: Sequence[str] | None = None,
+    others: int = 3,
+    per_reference: int = 1,
+    limit: int | None = None,
+    seed: int = 0,
+) -> Iterator[Item]:
+    """Yield LESSONS 2: a real clear date with another's real clouds and shadows pasted in, scored on those pixels.
+
+    A record with labelled clouds gives its own: each clear date is a reference and each cloudy date a donor, which is
+    then left out of the inputs (unless fewer than two would remain). A record without (Rondonia, SEN12MS-CR) gets
+    `per_reference` clouds from `donors` (default: the labelled ones among `records`), thick cloud as it is, shadow and
+    thin cloud carried over to the new ground, and a seeded choice of `others` other dates. `limit`: items per place.
+    """
+    frames = list(_all_frames(records, bands))
+    sources = frames if donors is None else list(_all_frames(donors, bands))
+    sources = [place for place in sources if place.has_clouds]
+    for place in frames:
+        made = _own_clouds(place) if place.has_clouds else _foreign_clouds(place, sources, others, per_reference, seed)
+        yield from _capped(made, limit, seed, place.name)
+
+
+def paper_task(
+    records: Iterable[SeriesRecord],
+    *,
+    bands: Sequence[str] | None = None,
+    inputs: int = 3,
+    limit: int | None = None,
+    seed: int = 0,
+) -> Iterator[Item]:
+    """Yield the paper's task: a clear date is the target, each choice of `inputs` other dates the input.
+
+    Scored where the target is clear and some input observed. Only records with labelled clouds; `limit`: items per
+    place, chosen by `seed`.
+    """
+    for place in _all_frames(records, bands):
+        if place.has_clouds:
+            yield from _capped(_other_dates(place, inputs), limit, seed, place.name)
+
+
+def simulated(
+    records: Iterable[SeriesRecord],
+    *,
+    coverages: Sequence[float] = (0.1, 0.3, 0.5, 0.7, 0.9),
+    bands: Sequence[str] | None = None,
+    dates: int = 4,
+    side: int = 256,
+    per_record: int = 2,
+    seed: int = 0,
+) -> Iterator[Item]:
+    """Yield clear windows as `dates` pseudo-dates under simulated clouds of each coverage on every date.
+
+    The first date is the reference; scored are its hidden pixels. Only windows that are clear but for a few pixels
+    and at least `SMALLEST_WINDOW` a side; the few are nodata on every date.
+    """
+    for place in _all_frames(records, bands, cut=False):
+        spots = _clear_windows(place, side)
+        rng = _rng(seed, place.name)
+        chosen = rng.permutation(len(spots))[:per_record]
+        for number, (date, rows, columns) in enumerate(spots[k] for k in sorted(chosen)):
+            clear = place.clear(date)[rows, columns]
+            image = place.images[date][:, rows, columns] * clear
+            for coverage in coverages:
+                name = f"{place.name}/window{number}/cover{round(coverage * 100)}"
+                item = _simulate(place, name, image, clear, dates, coverage, int(rng.integers(2**31)))
+                if item.scored.sum() >= LEAST_SCORED:
+                    yield item
+
+
+def with_dates(items: Iterable[Item], dates: int, *, seed: int = 0) -> Iterator[Item]:
+    """Yield the items with `dates` dates, the reference among them; items with fewer are left out.
+
+    The dates kept for a smaller number are among those kept for a larger one, so that curves over T are paired.
+    """
+    if dates < 1:
+        raise ConfigError(f"dates is {dates}; expected at least 1.")
+    for item in items:
+        count = len(item.cloudy)
+        if count < dates:
+            continue
+        order = [int(k) for k in _rng(seed, item.name).permutation(count)]
+        if item.reference is not None:
+            order.remove(item.reference)
+            order.insert(0, item.reference)
+        keep = sorted(order[:dates])
+        fewer = replace(
+            item,
+            cloudy=item.cloudy[keep],
+            cloud_mask=item.cloud_mask[keep],
+            valid=item.valid[keep],
+            reference=None if item.reference is None else keep.index(item.reference),
+            days=None if item.days is None else tuple(item.days[k] for k in keep),
+        )
+        # What the target shows but none of these dates observed is no question for the paper's task.
+        if item.reference is None:
+            fewer = replace(fewer, scored=item.scored & fewer.valid.any(0))
+        if fewer.scored.sum() >= LEAST_SCORED:
+            yield fewer
+
+
+# ---------------------------------------------------------------- records as frames
+
+
+def _all_frames(records: Iterable[SeriesRecord], bands: Sequence[str] | None, *, cut: bool = True) -> Iterator[_Frames]:
+    """Yield the records that have all `bands`, long ones cut into windows of about `WINDOW` pixels."""
+    found = False
+    for record in records:
+        names = tuple(bands or record.bands)
+        if any(name not in record.bands for name in names):
+            continue
+        found = True
+        dn = record.dn[:, [record.bands.index(name) for name in names]]
+        must = [k for k, name in enumerate(names) if name not in _MAY_BE_ZERO]
+        valid = (dn[:, must] > 0).all(1)
+        labels = np.full(valid.shape, UNKNOWN, np.uint8) if record.labels is None else record.labels
+        # "Not covered" on a date that has labels elsewhere is no data; on a date without any it is ignorance.
+        some = ((labels != UNKNOWN) & valid).any((1, 2))
+        valid = valid & ((labels != UNKNOWN) | ~some[:, None, None])
+        images = np.minimum(dn.astype(np.float32) / 10000, 1) * valid[:, None]
+        group = record.group or record.name
+        whole = _Frames(record.name, group, images, labels, valid, record.days, names)
+        if not cut or max(valid.shape[1:]) <= 2 * WINDOW:
+            yield whole
+            continue
+        for number, (rows, columns) in enumerate(_pieces(*valid.shape[1:])):
+            yield replace(
+                whole,
+                name=f"{record.name}/{number}",
+                images=images[..., rows, columns],
+                labels=labels[..., rows, columns],
+                valid=valid[..., rows, columns],
+            )
+    if not found:
+        wanted = "any series" if bands is None else f"series with bands {', '.join(bands)}"
+        raise DataError(f"the data holds no {wanted}. Check it with: sader data show SHARDS")
+
+
+def _pieces(height: int, width: int) -> Iterator[tuple[slice, slice]]:
+    rows = np.linspace(0, height, max(round(height / WINDOW), 1) + 1).astype(int)
+    columns = np.linspace(0, width, max(round(width / WINDOW), 1) + 1).astype(int)
+    for top, bottom in zip(rows[:-1], rows[1:], strict=True):
+        for left, right in zip(columns[:-1], columns[1:], strict=True):
+            yield slice(int(top), int(bottom)), slice(int(left), int(right))
+
+
+def _rng(seed: int, name: str) -> np.random.Generator:
+    return keyed_generator(seed, zlib.crc32(name.encode()))
+
+
+def _capped(items: Iterable[Item], limit: int | None, seed: int, name: str) -> Iterator[Item]:
+    """Yield at most `limit` of the items, chosen by the seed, in their order."""
+    if limit is None:
+        yield from items
+        return
+    every = list(items)
+    for k in sorted(_rng(seed, name).permutation(len(every))[:limit]):
+        yield every[k]
+
+
+# ---------------------------------------------------------------- clean this date
+
+
+def _own_clouds(place: _Frames) -> Iterator[Item]:
+    for reference in place.truths:
+        clear = place.clear(reference)
+        for donor in place.dates:
+            pasted = place.cloud(donor) & clear
+            if donor == reference or pasted.sum() < CLOUD_SHARE * clear.sum():
+                continue
+            others = [date for date in place.dates if date not in (reference, donor)]
+            used = sorted([reference, *others] if len(others) >= 2 else [reference, donor, *others])
+            name = f"{place.name}/date{reference}/clouds{donor}"
+            yield from _pasted(place, name, reference, place.images[donor], pasted, used)
+
+
+def _foreign_clouds(
+    place: _Frames, sources: Sequence[_Frames], others: int, per_reference: int, seed: int
+) -> Iterator[Item]:
+    if place.truths and not sources:
+        raise DataError(
+            f"{place.name} has no labelled clouds and there are none to paste into it. "
+            "Give labelled places as well, such as CloudSEN12 (donors=, --clouds)."
+        )
+    size = place.valid.shape[1:]
+    spots = [(source, *spot) for source in sources for spot in _cloud_windows(source, size)]
+    for reference in place.truths:
+        for number in range(per_reference):
+            rng = _rng(seed, f"{place.name}/{reference}/{number}")
+            rest = [date for date in place.dates if date != reference]
+            used = sorted([reference, *(int(k) for k in rng.permutation(rest)[:others])])
+            if not spots:
+                raise DataError(f"no labelled place holds a cloudy window of {size} pixels for {place.name}.")
+            source, date, rows, columns = spots[int(rng.integers(len(spots)))]
+            symmetry = int(rng.integers(8 if size[0] == size[1] else 4))
+            image, labels, seen = (
+                turn(torch.from_numpy(np.ascontiguousarray(part[date][..., rows, columns])), symmetry)[None]
+                for part in (source.images, source.labels, source.valid)
+            )
+            ground = torch.from_numpy(place.images[reference])[None]
+            moved = _transferred(image, torch.where(seen, labels, UNKNOWN), ground, torch.ones(1, dtype=torch.bool))
+            cloud = ((labels >= THICK) & (labels <= SHADOW) & seen)[0].numpy()
+            pasted = cloud & place.clear(reference)
+            name = f"{place.name}/date{reference}/{number}-{source.name}.{date}"
+            yield from _pasted(place, name, reference, moved[0].clamp(0, 1).numpy(), pasted, used)
+
+
+def _pasted(
+    place: _Frames, name: str, reference: int, donor: np.ndarray, pasted: np.ndarray, used: Sequence[int]
+) -> Iterator[Item]:
+    """Yield the item (none if too little is scored): `donor` (C, H, W) laid over the reference where `pasted`."""
+    truth = place.images[reference]
+    images = place.images.copy()
+    images[reference] = np.where(pasted, donor, truth)
+    masks = np.stack([place.cloud(date) for date in place.dates])
+    masks[reference] |= pasted
+    for date in used:
+        if not place.labelled(date):
+            # Compared with the truth itself, the rules come as near to a true mask as they can.
+            pair = np.stack([truth, images[date]])
+            masks[date] = estimate_cloud_mask(pair, place.bands, valid=place.valid[[reference, date]])[1]
+    item = Item(
+        name=name,
+        group=place.group,
+        task="clean",
+        cloudy=images[used],
+        clear=truth,
+        scored=pasted & place.clear(reference),
+        cloud_mask=masks[used],
+        label_known=all(place.labelled(date) for date in used),
+        valid=place.valid[used],
+        reference=list(used).index(reference),
+        days=None if place.days is None else tuple(place.days[date] for date in used),
+        bands=place.bands,
+    )
+    yield from _cropped(item, place.valid[reference])
+
+
+def _cloud_windows(place: _Frames, size: tuple[int, ...]) -> Iterator[tuple[int, slice, slice]]:
+    """Yield (date, rows, columns) of windows observed throughout and partly cloudy: clouds must not end in lines."""
+    height, width = place.valid.shape[1:]
+    for date in place.dates:
+        if not place.labelled(date):
+            continue
+        for top in range(0, height - size[0] + 1, 32):
+            for left in range(0, width - size[1] + 1, 32):
+                rows, columns = slice(top, top + size[0]), slice(left, left + size[1])
+                share = place.cloud(date)[rows, columns].mean()
+                if 0.12 < share < 0.85 and place.valid[date][rows, columns].mean() > 0.97:
+                    yield date, rows, columns
+
+
+# ---------------------------------------------------------------- the paper's task
+
+
+def _other_dates(place: _Frames, inputs: int) -> Iterator[Item]:
+    masks = np.stack([place.cloud(date) for date in place.dates])
+    for target in place.truths:
+        rest = [date for date in place.dates if date != target]
+        for choice in combinations(rest, min(inputs, len(rest))):
+            used = list(choice)
+            item = Item(
+                name=f"{place.name}/date{target}/from{''.join(map(str, used))}",
+                group=place.group,
+                task="paper",
+                cloudy=place.images[used],
+                clear=place.images[target],
+                scored=place.clear(target) & place.valid[used].any(0),
+                cloud_mask=masks[used],
+                label_known=all(place.labelled(date) for date in used),
+                valid=place.valid[used],
+                reference=None,
+                days=None if place.days is None else tuple(place.days[date] for date in used),
+                bands=place.bands,
+            )
+            yield from _cropped(item, place.valid[target])
+
+
+# ---------------------------------------------------------------- simulated clouds
+
+
+def _clear_windows(place: _Frames, side: int) -> list[tuple[int, slice, slice]]:
+    height, width = place.valid.shape[1:]
+    side = min(side, height, width)
+    found = []
+    for date in place.dates if side >= SMALLEST_WINDOW else ():
+        clear = place.clear(date)
+        for top in range(0, height - side + 1, 16):
+            for left in range(0, width - side + 1, 16):
+                rows, columns = slice(top, top + side), slice(left, left + side)
+                if clear[rows, columns].mean() > 0.995:
+                    found.append((date, rows, columns))
+    return found
+
+
+def _simulate(
+    place: _Frames, name: str, image: np.ndarray, clear: np.ndarray, dates: int, coverage: float, seed: int
+) -> Item:
+    generator = torch.Generator().manual_seed(seed)
+    ground = torch.from_numpy(image)[None]
+    series = pseudo_dates(ground, dates, torch.zeros(1, dtype=torch.long), generator=generator)[0]
+    sky = cloud_fields(dates, *clear.shape, coverage=torch.full((dates,), float(coverage)), generator=generator)
+    cloudy, cloud, shadow, _ = apply_clouds(series, sky, bands=place.bands, generator=generator)
+    hidden = (cloud | shadow).numpy() & clear
+    return Item(
+        name=name,
+        group=place.group,
+        task="simulated",
+        cloudy=cloudy.numpy() * clear,
+        clear=series[0].numpy(),
+        scored=hidden[0],
+        cloud_mask=hidden,
+        label_known=True,
+        valid=np.broadcast_to(clear, hidden.shape).copy(),
+        reference=0,
+        days=None,
+        bands=place.bands,
+    )
+
+
+def _cropped(item: Item, observed: np.ndarray) -> Iterator[Item]:
+    """Yield the item cut to the bounding box of `observed` (H, W); nothing where too few pixels are scored."""
+    if item.scored.sum() < LEAST_SCORED:
+        return
+    rows, columns = np.flatnonzero(observed.any(1)), np.flatnonzero(observed.any(0))
+    box = (..., slice(rows[0], rows[-1] + 1), slice(columns[0], columns[-1] + 1))
+    parts = ("cloudy", "clear", "scored", "cloud_mask", "valid")
+    yield replace(item, **{name: np.ascontiguousarray(getattr(item, name)[box]) for name in parts})

@@ -1,0 +1,131 @@
+"""What can be scored: the classical methods with true or estimated masks, flat-colour controls, and any `CloudRemover`.
+
+LESSONS 1, 10 and 13: the same method is listed once for each mask it is given, since the mask decides dB.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from sader.baselines.classical import CLASSICAL, flat_truth, get_classical
+from sader.baselines.rules import estimate_cloud_mask
+from sader.data.tasks import Item
+from sader.errors import ConfigError, did_you_mean
+from sader.evaluation.scoring import Method
+from sader.pipeline import CloudRemover, Removal
+
+MASKS = ("true", "reference", "own")
+"""true: every date's; reference: that of the reference date alone; own: none, the method finds the clouds itself."""
+STANDARD = (
+    "ridge_blend", "local_ridge_blend", "matched_mosaic", "masked_median", "mosaic", "least_cloudy", "median",
+    "flat_colour",
+)  # fmt: skip
+"""The classical methods of every table."""
+
+
+def given_masks(item: Item, mask: str) -> list[np.ndarray | None]:
+    """Return for each date its mask, or None where the method has to find the clouds itself."""
+    if mask not in MASKS:
+        raise ConfigError(f"unknown mask {mask!r}{did_you_mean(mask, MASKS)}")
+    return [
+        item.cloud_mask[date] if mask == "true" or (mask == "reference" and date == item.reference) else None
+        for date in range(len(item.cloudy))
+    ]
+
+
+@dataclass(frozen=True)
+class ClassicalMethod:
+    """One of `CLASSICAL`; masks that are not given are estimated by rules."""
+
+    name: str
+    mask: str = "true"
+
+    def __post_init__(self) -> None:
+        get_classical(self.name)
+
+    def __call__(self, item: Item) -> np.ndarray:
+        masks = given_masks(item, self.mask)
+        if any(mask is None for mask in masks):
+            estimated = estimate_cloud_mask(item.cloudy, item.bands, valid=item.valid)
+            masks = [estimate if mask is None else mask for mask, estimate in zip(masks, estimated, strict=True)]
+        return get_classical(self.name)(
+            item.cloudy,
+            cloud_mask=np.stack(masks),  # type: ignore[arg-type]
+            reference=item.reference,
+            days=item.days,
+            valid=item.valid,
+        )
+
+
+def flat_colour_of_truth(item: Item) -> np.ndarray:
+    """Return the mean colour of the scored truth: what a score owes to the mean colour alone. It sees the truth."""
+    return flat_truth(item.clear, pixels=item.scored)
+
+
+@dataclass(frozen=True)
+class RemoverMethod:
+    """A `CloudRemover` as a method."""
+
+    remover: CloudRemover
+    mask: str = "true"
+    """One of `MASKS`."""
+    steps: int | str | None = None
+    """As in `CloudRemover.predict`; None = the checkpoint's own."""
+    samples: int = 1
+    """Results averaged."""
+    reference: str = "item"
+    """"item": the item's; "auto": the item's, else the date with most clear pixels by the true masks."""
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        for value, known in ((self.mask, MASKS), (self.reference, ("item", "auto"))):
+            if value not in known:
+                raise ConfigError(f"unknown choice {value!r}{did_you_mean(value, known)}")
+
+    def __call__(self, item: Item) -> np.ndarray:
+        return self.predict(item).clear
+
+    def predict(self, item: Item) -> Removal:
+        """Return the whole result, with the masks used and the spread."""
+        reference = item.reference
+        if reference is None and self.reference == "auto":
+            reference = int((item.valid & ~item.cloud_mask).sum((1, 2)).argmax())
+        return self.remover.predict(
+            item.cloudy,
+            reference=reference,
+            cloud_mask=None if self.mask == "own" else given_masks(item, self.mask),
+            days=item.days,
+            valid=item.valid,
+            bands=item.bands,
+            steps=self.steps,
+            samples=self.samples,
+            seed=self.seed,
+        )
+
+
+def classical_methods(mask: str = "true", names: Sequence[str] = STANDARD) -> dict[str, Method]:
+    """Return the classical methods as "ridge_blend", or "ridge_blend (rules)" with estimated masks."""
+    suffix = "" if mask == "true" else " (rules)"
+    return {f"{name}{suffix}": ClassicalMethod(name, mask) for name in names}
+
+
+def controls() -> dict[str, Method]:
+    """Return the control that looks at the truth; the honest one, flat_colour, is among the classical methods."""
+    return {"flat_colour_of_truth": flat_colour_of_truth}
+
+
+def make_method(name: str, *, mask: str = "true", steps: int | str | None = None, samples: int = 1) -> Method:
+    """Return the method called `name`: a classical one, shipped weights or a checkpoint file."""
+    if name in CLASSICAL:
+        return ClassicalMethod(name, mask)
+    if name == "flat_colour_of_truth":
+        return flat_colour_of_truth
+    return RemoverMethod(CloudRemover.from_pretrained(name), mask=mask, steps=steps, samples=samples)
+
+
+def with_mask(method: Method, mask: str) -> Method:
+    """Return the method given other masks; a control knows no mask and stays as it is."""
+    return replace(method, mask=mask) if isinstance(method, ClassicalMethod | RemoverMethod) else method

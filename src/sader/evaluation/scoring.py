@@ -1,0 +1,128 @@
+"""Scores of many methods on the same items, on the scored pixels only, with the controls that keep them honest.
+
+METHOD 8, LESSONS 1 and 2. A method is any callable from an `Item` to an image; nothing here knows a network.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from sader.bands import rgb_indices
+from sader.data.tasks import Item
+from sader.errors import ConfigError, ShapeError, ValueRangeError, did_you_mean
+from sader.lpips import SMALLEST_SIDE, default_lpips
+from sader.metrics import METRICS, evaluate
+
+Method = Callable[[Item], np.ndarray]
+"""(Item) -> (C, H, W) reflectance."""
+Progress = Callable[[int, str], None]
+"""Called with the number of items done and the name of the one that follows."""
+
+DEFAULT_METRICS = ("psnr", "psnr_unbiased", "ssim", "sam", "rmse", "mae", "sharpness")
+LOWER_IS_BETTER = frozenset({"sam", "rmse", "mae", "lpips", "seconds", "clear_mae"})
+
+
+@dataclass(frozen=True)
+class Row:
+    """The scores of one method on one item."""
+
+    item: str
+    group: str
+    task: str
+    method: str
+    dates: int
+    cover: float
+    """Part of the observed input pixels under cloud or shadow."""
+    pixels: int
+    """Scored pixels."""
+    scores: dict[str, float]
+    """Metric -> value; also `unchanged` (share of the reference's clear pixels that come out bit for bit) and
+    `clear_mae` (mean change of those pixels), NaN without a reference; and `seconds`."""
+
+
+def score_items(
+    items: Iterable[Item],
+    methods: Mapping[str, Method],
+    metrics: Sequence[str] = DEFAULT_METRICS,
+    progress: Progress | None = None,
+) -> list[Row]:
+    """Return one row per item and method, in that order."""
+    known = [*METRICS, "lpips"]
+    for name in metrics:
+        if name not in known:
+            raise ConfigError(f"unknown metric {name!r}{did_you_mean(name, known)}")
+    if not methods:
+        raise ConfigError("no method given; expected at least one to score.")
+    rows = []
+    for number, item in enumerate(items):
+        if progress is not None:
+            progress(number, item.name)
+        for name, method in methods.items():
+            started = time.perf_counter()
+            image = method(item)
+            seconds = time.perf_counter() - started
+            scores = score(item, image, metrics, method=name)
+            rows.append(
+                Row(
+                    item=item.name,
+                    group=item.group,
+                    task=item.task,
+                    method=name,
+                    dates=len(item.cloudy),
+                    cover=item.cover,
+                    pixels=int(item.scored.sum()),
+                    scores={**scores, **_kept_scores(item, image), "seconds": seconds},
+                )
+            )
+    return rows
+
+
+def score(
+    item: Item, image: np.ndarray, metrics: Sequence[str] = DEFAULT_METRICS, *, method: str = "the method"
+) -> dict[str, float]:
+    """Return metric -> value of `image` (C, H, W) on the item's scored pixels.
+
+    Outside of them the image is replaced by the truth first: the windows of SSIM and LPIPS reach over the edge, and
+    what lies there is no question of this item. LPIPS sees red, green, blue with the target's 99 % quantile at white.
+    """
+    if image.shape != item.clear.shape:
+        raise ShapeError(
+            f"{method} returned {image.shape} for {item.name}; expected (C, H, W) = {item.clear.shape}."
+        )
+    if not np.isfinite(image[:, item.scored]).all():
+        raise ValueRangeError(f"{method} returned NaN or infinity on scored pixels of {item.name}; expected reflectance.")
+    prediction = torch.from_numpy(np.where(item.scored, image, item.clear).astype(np.float32))[None]
+    target = torch.from_numpy(item.clear)[None]
+    mask = torch.from_numpy(item.scored)[None]
+    plain = [name for name in metrics if name != "lpips"]
+    values = evaluate(prediction, target, metrics=plain, mask=mask) if plain else {}
+    scores = {name: float(value) for name, value in values.items()}
+    if "lpips" in metrics:
+        scores["lpips"] = _lpips(item, prediction, target, mask)
+    return {name: scores[name] for name in metrics}
+
+
+def _lpips(item: Item, prediction: torch.Tensor, target: torch.Tensor, mask: torch.Tensor) -> float:
+    """Return LPIPS of the pictures a person would look at: raw reflectance is nearly black, and LPIPS blind there."""
+    if min(item.scored.shape) < SMALLEST_SIDE:
+        return float("nan")
+    colours = list(rgb_indices(item.bands))
+    white = max(float(np.quantile(item.clear[colours][:, item.scored], 0.99)), 1e-3)
+    with torch.no_grad():
+        network = default_lpips(prediction.device)
+        a, b = ((x[:, colours] / white).clamp(0, 1) for x in (prediction, target))
+        return float(network(a, b, mask))
+
+
+def _kept_scores(item: Item, image: np.ndarray) -> dict[str, float]:
+    """Return what became of the clear pixels of the reference date, which every method should leave alone."""
+    kept = item.kept
+    if item.reference is None or not kept.any():
+        return {"unchanged": float("nan"), "clear_mae": float("nan")}
+    change = np.abs(image[:, kept] - item.cloudy[item.reference][:, kept])
+    return {"unchanged": float((change == 0).all(0).mean()), "clear_mae": float(np.nan_to_num(change, nan=1.0).mean())}

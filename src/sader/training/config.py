@@ -1,0 +1,211 @@
+"""What a training run is: model, data, objective and how it is trained; YAML in, YAML out (HOUSE 5)."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+import yaml
+
+from sader.config import ModelConfig, merge, parse_override, to_dict
+from sader.data.plan import MakerSettings
+from sader.errors import ConfigError, TrainingError
+from sader.presets import get_preset
+from sader.training.objective import ObjectiveConfig
+
+
+@dataclass(frozen=True)
+class TrainConfig:
+    """How a network is trained. A step is one optimiser step on batch_size * accumulate series."""
+
+    seed: int = 0
+    """Of the first weights, the batches and the noise; everything random follows from (seed, step)."""
+    steps: int = 50_000
+    """Optimiser steps of the whole run."""
+    max_seconds: float | None = None
+    """End by then as well, with the schedule at its end; resumed runs go on counting. None: no limit."""
+    batch_size: int = 16
+    """Series per micro-batch."""
+    accumulate: int = 1
+    """Micro-batches per step, shared by all processes: a run gives the same result on 1 and on 2 of them."""
+    dates: int = 4
+    """Date slots T of a batch; the batch maker leaves some empty."""
+    crop: int = 128
+    """Pixels along a side of a crop."""
+    muon_lr: float = 1e-3
+    """Peak rate of hidden matrices; 1e-3 Sen2_MTC_New, 1e-4 SEN12MS-CR-TS."""
+    adam_lr: float = 3e-4
+    """Peak rate of all other parameters."""
+    weight_decay: float = 0.0
+    """Of hidden matrices, per unit of learning rate."""
+    warmup: float = 0.02
+    """Share of the run in which the rate rises linearly; 0.01 is the paper's 500 of 50,000 steps."""
+    clip: float = 1.0
+    """Largest norm of the whole gradient; 0 = no clipping (paper)."""
+    ema_decay: float = 0.999
+    """Of the averaged weights that are evaluated and shipped; the paper's .9999 suits runs beyond 30,000 steps."""
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    """"auto" takes a GPU where there is one."""
+    devices: int = 1
+    """Processes of a distributed run; must divide `accumulate`."""
+    precision: Literal["auto", "bf16", "fp32"] = "auto"
+    """"auto": bf16 autocast on a GPU, fp32 on a CPU."""
+    compile: bool = False
+    """torch.compile: about 1.4 times faster after three minutes of compiling (LESSONS 9)."""
+    init: str | None = None
+    """Weights to start from: a shipped name or a file. None: random."""
+    half: bool = True
+    """Export model.safetensors in float16."""
+    checkpoint_every: int = 1000
+    """Steps between checkpoints; the last two are kept."""
+    log_every: int = 50
+    """Steps between lines of the log; the device is waited for only then."""
+    validate_every: int = 1000
+    """Steps between validations and image panels; 0 = never."""
+    validate_batches: int = 4
+    """Batches of a validation."""
+    panels: int = 3
+    """Series shown in a panel; 0 = no pictures."""
+
+    def __post_init__(self) -> None:
+        positive = ("steps", "batch_size", "accumulate", "dates", "crop", "devices", "checkpoint_every", "log_every")
+        for name in positive:
+            if getattr(self, name) < 1:
+                raise ConfigError(f"train.{name} is {getattr(self, name)}; expected 1 or more.")
+        if self.accumulate % self.devices:
+            raise ConfigError(
+                f"train.accumulate is {self.accumulate} and train.devices {self.devices}; every process takes the same "
+                f"number of micro-batches, so use a multiple of {self.devices}."
+            )
+        if not 0 <= self.warmup < 1 or not 0 <= self.ema_decay < 1:
+            raise ConfigError(f"train.warmup {self.warmup} and train.ema_decay {self.ema_decay} must lie in [0, 1).")
+        if self.max_seconds is not None and self.max_seconds <= 0:
+            raise ConfigError(f"train.max_seconds is {self.max_seconds}; expected more than 0, or null for no limit.")
+
+
+@dataclass(frozen=True)
+class DataConfig:
+    """Where the series come from and how batches are mixed."""
+
+    shards: tuple[str, ...] = ()
+    """Shard files or folders of them (sader data pack)."""
+    validation: tuple[str, ...] = ()
+    """Shards of other places, scored every train.validate_every steps; empty: panels show training places."""
+    maker: MakerSettings = field(default_factory=MakerSettings)
+    """Tasks, sources and clouds of the batches."""
+
+
+@dataclass(frozen=True)
+class RunConfig:
+    """A whole training run."""
+
+    model: ModelConfig = field(default_factory=ModelConfig)
+    train: TrainConfig = field(default_factory=TrainConfig)
+    objective: ObjectiveConfig = field(default_factory=ObjectiveConfig)
+    data: DataConfig = field(default_factory=DataConfig)
+
+
+FREE_KEYS = frozenset(
+    f"train.{key}"
+    for key in ("checkpoint_every", "log_every", "validate_every", "validate_batches", "panels", "devices", "half")
+)
+"""What may change when a run goes on: none of it changes the weights."""
+
+
+def resolve(base: str | Path | ModelConfig, overrides: Iterable[str] = ()) -> RunConfig:
+    """Return the run config of a preset name, or of a YAML file with `base:`, with "a.b=value" overrides on top.
+
+    A YAML file holds `base: PRESET` (optional) and any of model, train, objective, data with the changed keys.
+    """
+    changes: dict[str, Any] = {}
+    if isinstance(base, ModelConfig):
+        model = base
+    elif str(base).endswith((".yaml", ".yml")):
+        changes = _read_yaml(Path(base))
+        model = get_preset(changes.pop("base")) if "base" in changes else ModelConfig()
+    else:
+        model = get_preset(str(base))
+    for text in overrides:
+        changes = _joined(changes, parse_override(text))
+    return merged(RunConfig(model=model), changes)
+
+
+def load_run_config(path: Path) -> RunConfig:
+    """Return the config a run folder was started with."""
+    return merged(RunConfig(), _read_yaml(path))
+
+
+def save_run_config(config: RunConfig) -> bytes:
+    """Return the resolved config as YAML."""
+    return yaml.safe_dump(_plain(to_dict(config)), sort_keys=False).encode()
+
+
+def differing_keys(first: RunConfig, second: RunConfig) -> list[str]:
+    """Return "key: a -> b" for every value in which the configs differ, except `FREE_KEYS`."""
+    a, b = _flat(_plain(to_dict(first))), _flat(_plain(to_dict(second)))
+    keys = sorted(key for key in a.keys() | b.keys() if a.get(key) != b.get(key) and key not in FREE_KEYS)
+    return [f"{key}: {a.get(key)} -> {b.get(key)}" for key in keys]
+
+
+def merged(config: RunConfig, changes: dict[str, Any]) -> RunConfig:
+    """Return `config` with nested changes; unknown keys fail by name."""
+    changes = _joined({}, changes)
+    # Groups of bands are pairs of a list and a number, which the generic reader of tuples cannot tell apart.
+    maker = changes.get("data", {}).get("maker", {}) if isinstance(changes.get("data"), dict) else {}
+    groups = maker.pop("band_dropout", None) if isinstance(maker, dict) else None
+    config = merge(config, changes)
+    if groups is None:
+        return config
+    try:
+        parsed = tuple((tuple(str(name) for name in names), float(chance)) for names, chance in groups)
+    except (TypeError, ValueError) as error:
+        raise ConfigError(
+            f"data.maker.band_dropout is {groups!r}; expected pairs of bands and chance, such as [[[B08], 0.1]]."
+        ) from error
+    return dataclasses.replace(
+        config, data=dataclasses.replace(config.data, maker=dataclasses.replace(config.data.maker, band_dropout=parsed))
+    )
+
+
+def _read_yaml(path: Path) -> dict[str, Any]:
+    try:
+        values = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise TrainingError(f"cannot read {path}: {error.strerror}. Give a preset or a YAML file that exists.") from error
+    except yaml.YAMLError as error:
+        raise ConfigError(f"{path} is not valid YAML: {' '.join(str(error).split())}.") from error
+    if not isinstance(values, dict):
+        raise ConfigError(f"{path} holds {type(values).__name__}; expected a mapping such as train: {{steps: 1000}}.")
+    return values
+
+
+def _joined(first: dict[str, Any], second: dict[str, Any]) -> dict[str, Any]:
+    """Return a copy of `first` with `second` laid over it, mapping by mapping."""
+    result = {key: _joined({}, value) if isinstance(value, dict) else value for key, value in first.items()}
+    for key, value in second.items():
+        if isinstance(value, dict):
+            under = result.get(key)
+            result[key] = _joined(under if isinstance(under, dict) else {}, value)
+        else:
+            result[key] = value
+    return result
+
+
+def _plain(value: Any) -> Any:
+    """Return the value with lists for tuples, as YAML gives them back."""
+    if isinstance(value, dict):
+        return {key: _plain(item) for key, item in value.items()}
+    return [_plain(item) for item in value] if isinstance(value, list | tuple) else value
+
+
+def _flat(values: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+    flat: dict[str, Any] = {}
+    for key, value in values.items():
+        if isinstance(value, dict) and value:
+            flat |= _flat(value, f"{prefix}{key}.")
+        else:
+            flat[f"{prefix}{key}"] = value
+    return flat

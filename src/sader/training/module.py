@@ -1,0 +1,209 @@
+"""`TrainingModule`: one training step, readable top to bottom (METHOD 7). One step is one optimiser step.
+
+Every random number follows from (seed, micro-batch number), so a step depends on the weights before it and on nothing
+else: not on what ran before, nor in how many processes. Files, folders and devices are `run.py`'s business.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from contextlib import nullcontext
+from time import monotonic
+from typing import Any
+
+import torch
+import torch.distributed
+from pytorch_lightning import LightningModule
+
+from sader.data.series import keyed_generator
+from sader.diffusion import Denoiser
+from sader.errors import TrainingError
+from sader.training.config import TrainConfig
+from sader.training.ema import Ema
+from sader.training.feed import BatchFeed, Maker
+from sader.training.objective import Objective
+from sader.training.optim import make_optimizers, progress_of, rate_factor, set_rate
+
+AfterStep = Callable[["TrainingModule", int, bool], None]
+
+
+class TrainingModule(LightningModule):
+    """Trains a denoiser; holds all that a checkpoint must hold.
+
+    make_maker: called with the device once it is known; gives the batches.
+    after_step: called with (module, steps done, whether the run is over) after every step.
+    """
+
+    def __init__(
+        self,
+        denoiser: Denoiser,
+        objective: Objective,
+        config: TrainConfig,
+        *,
+        make_maker: Callable[[torch.device], Maker],
+        bf16: bool,
+        after_step: AfterStep | None = None,
+    ) -> None:
+        super().__init__()
+        self.automatic_optimization = False
+        self.denoiser, self.objective, self.config = denoiser, objective, config
+        self.bf16 = bf16
+        self.steps_done, self.elapsed = 0, 0.0
+        self.latest: dict[str, float] = {}
+        self._make_maker, self._after_step = make_maker, after_step
+        self._optimizers: list[torch.optim.Optimizer] = []
+        self._restored: dict[str, Any] | None = None
+        self._recent: list[tuple[int, dict[str, torch.Tensor]]] = []
+        self._clock = 0.0
+
+    # ---------------------------------------------------------------- the step
+
+    def training_step(self, step: int, batch_idx: int = 0) -> None:
+        """Do step number `step` (from 0): gradients of all micro-batches, clip, both optimisers, average."""
+        config = self.config
+        set_rate(self._optimizers, rate_factor(self.progress(), warmup=config.warmup))
+        terms: dict[str, torch.Tensor] = {}
+        for number in self._micro_batches(step):
+            batch = self.feed.take(number)
+            with self._precision():
+                loss, parts = self.objective(self.denoiser, batch, self._generator(number))
+            (loss / config.accumulate).backward()
+            for name, value in {"loss": loss.detach(), **parts}.items():
+                terms[name] = terms.get(name, 0.0) + value.float() / config.accumulate
+        self._sum_over_processes(terms)
+        parameters = [p for p in self.denoiser.parameters() if p.grad is not None]
+        limit = config.clip or math.inf
+        terms["gradient_norm"] = torch.nn.utils.clip_grad_norm_(parameters, limit)
+        for optimizer in self._optimizers:
+            optimizer.step()
+            optimizer.zero_grad(set_to_none=True)
+        self.ema.update()
+
+        self.steps_done = step + 1
+        self._recent.append((self.steps_done, terms))
+        over = self._tick() >= 1.0
+        if not over:
+            self.feed.prepare(self._micro_batches(step + 1)[0])
+        self.feed.step_done()
+        if self.steps_done % config.log_every == 0 or over:
+            self.write_log()
+        if self._after_step is not None:
+            self._after_step(self, self.steps_done, over)
+        if over:
+            self.trainer.should_stop = True
+
+    def _micro_batches(self, step: int) -> range:
+        """Return the numbers of this process's micro-batches: a step's are dealt out in turn."""
+        first = step * self.config.accumulate
+        return range(first + self.global_rank, first + self.config.accumulate, self.config.devices)
+
+    def _generator(self, number: int) -> torch.Generator:
+        """Return the source of the noise of micro-batch `number`; dropout's is seeded along."""
+        seed = int(keyed_generator(self.config.seed, number, 2).integers(2**62))
+        torch.manual_seed(seed)
+        return torch.Generator(self.device).manual_seed(seed)
+
+    def _precision(self) -> Any:
+        # Only the network runs in bf16; batches, optimisers and averages never see the autocast.
+        return torch.autocast(self.device.type, torch.bfloat16) if self.bf16 else nullcontext()
+
+    def _sum_over_processes(self, terms: dict[str, torch.Tensor]) -> None:
+        """Add up gradients and terms of all processes: the same sum that one process makes of all micro-batches."""
+        if self.config.devices == 1:
+            return
+        gradients = [p.grad for p in self.denoiser.parameters() if p.grad is not None]
+        flat = torch.cat([g.reshape(-1) for g in gradients] + [value.reshape(1) for value in terms.values()])
+        torch.distributed.all_reduce(flat)
+        sizes = [g.numel() for g in gradients] + [1] * len(terms)
+        parts = flat.split(sizes)
+        torch._foreach_copy_(gradients, [p.view_as(g) for p, g in zip(parts, gradients, strict=False)])
+        for name, value in zip(terms, parts[len(gradients) :], strict=True):
+            terms[name] = value[0]
+
+    # ---------------------------------------------------------------- time
+
+    def progress(self) -> float:
+        """Return how far the run is, in [0, 1]."""
+        return progress_of(self.steps_done, self.config.steps, self.elapsed, self.config.max_seconds)
+
+    def _tick(self) -> float:
+        """Bring `elapsed` up to date and return the progress, the same in every process."""
+        now = monotonic()
+        self.elapsed += now - self._clock
+        self._clock = now
+        if self.config.devices > 1 and self.config.max_seconds is not None:
+            shared = torch.tensor([self.elapsed], dtype=torch.float64, device=self.device)
+            torch.distributed.broadcast(shared, src=0)
+            self.elapsed = float(shared)
+        return self.progress()
+
+    # ---------------------------------------------------------------- log
+
+    def write_log(self) -> None:
+        """Fetch what happened since the last call, stop on values that are not finite, and log the means."""
+        if not self._recent:
+            return
+        names = list(self._recent[0][1])
+        table = torch.stack([torch.stack([terms[name].float() for name in names]) for _, terms in self._recent]).tolist()
+        numbers = [number for number, _ in self._recent]
+        self._recent.clear()
+        for number, row in zip(numbers, table, strict=True):
+            for name, value in zip(names, row, strict=True):
+                if not math.isfinite(value):
+                    raise TrainingError(
+                        f"{name} is {value} at step {number}; the last checkpoint before it is kept. Lower "
+                        "train.muon_lr and train.adam_lr, or train with train.precision=fp32, and go on with --init "
+                        "and the run's model.safetensors; or look at the batch of that step for bad pixels."
+                    )
+        means = {name: sum(column) / len(column) for name, column in zip(names, zip(*table, strict=True), strict=True)}
+        means["lr_factor"] = rate_factor(self.progress(), warmup=self.config.warmup)
+        means["seconds"] = self.elapsed
+        self.latest = means
+        for logger in self.loggers:
+            logger.log_metrics(means, numbers[-1])
+
+    # ---------------------------------------------------------------- set-up and state
+
+    def configure_optimizers(self) -> list[torch.optim.Optimizer]:
+        config = self.config
+        self._optimizers = make_optimizers(
+            self.denoiser, muon_lr=config.muon_lr, adam_lr=config.adam_lr, weight_decay=config.weight_decay
+        )
+        return self._optimizers
+
+    def on_fit_start(self) -> None:
+        """Everything that needs the device: the batches, the average, and what a checkpoint holds."""
+        config = self.config
+        maker = self._make_maker(self.device)
+        self.feed = BatchFeed(
+            maker, device=self.device, batch_size=config.batch_size, dates=config.dates, crop=config.crop
+        )
+        self.ema = Ema(self.denoiser, config.ema_decay)
+        if self._restored is not None:
+            self._restore(self._restored)
+            self._restored = None
+
+    def on_train_start(self) -> None:
+        self._clock = monotonic()
+
+    def state(self) -> dict[str, Any]:
+        """Return all that the following steps depend on."""
+        return {
+            "step": self.steps_done,
+            "elapsed": self.elapsed,
+            "model": self.denoiser.state_dict(),
+            "ema": self.ema.state_dict(),
+            "optimizers": [optimizer.state_dict() for optimizer in self._optimizers],
+        }
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """Continue from `state`: now where the optimisers exist, else as soon as they do."""
+        self.steps_done, self.elapsed = int(state["step"]), float(state["elapsed"])
+        self._restored = state
+
+    def _restore(self, state: dict[str, Any]) -> None:
+        self.denoiser.load_state_dict(state["model"], strict=True)
+        self.ema.load_state_dict(state["ema"])
+        for optimizer, saved in zip(self._optimizers, state["optimizers"], strict=True):
+            optimizer.load_state_dict(saved)

@@ -1,0 +1,185 @@
+"""What one training step minimises: composite, diffusion and cloud head, on one batch of series (METHOD 3, 7; LESSONS).
+
+Randomness comes from the generator handed in. Nothing here knows about optimisers, devices or files.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from sader.bands import rgb_indices
+from sader.data.series import SeriesBatch, to_model_range
+from sader.diffusion import Denoiser
+from sader.losses import CloudAwareLoss, CloudAwareLossConfig
+from sader.model.mtcdn import MTCDN, Condition
+
+
+@dataclass(frozen=True)
+class ObjectiveConfig:
+    """Weights of the terms and how masks are shown to the network."""
+
+    cloud_aware: CloudAwareLossConfig = field(default_factory=CloudAwareLossConfig)
+    """Weights of the paper's loss, used by networks without a composite."""
+    composite: float = 1.0
+    """Weight of the composite's own error; 0 trains the diffusion alone."""
+    diffusion: float = 1.0
+    """Weight of the denoising loss (squared error over c_out^2)."""
+    regression: float = 1.0
+    """Weight of the absolute error of the denoised image at the highest noise level, the one-step answer."""
+    gradient: float = 0.5
+    """Weight, beside each absolute error, of the absolute error of neighbouring differences: keeps edges sharp."""
+    cloud_head: float = 0.1
+    """Weight of the cloud head's cross entropy."""
+    hidden: float = 4.0
+    """How much more a pixel counts that was hidden in the reference date."""
+    own_mask: float = 0.35
+    """Share of series trained with the cloud head's own estimate instead of the true mask."""
+
+
+def spatial_error(prediction: Tensor, target: Tensor, weight: Tensor, *, gradient: float) -> Tensor:
+    """Return the weighted mean absolute error plus `gradient` times that of neighbouring differences.
+
+    prediction, target: (B, C, H, W); weight: (B, C, H, W), 0 where nothing is known.
+    """
+    total = weight.sum().clamp(min=1.0)
+    error = prediction - target
+    loss = (weight * error.abs()).sum() / total
+    if gradient:
+        # Differences of errors are errors of differences; a pair counts where both pixels do.
+        for dim in (-2, -1):
+            size = error.shape[dim] - 1
+            first, second = error.narrow(dim, 0, size), error.narrow(dim, 1, size)
+            pair = torch.minimum(weight.narrow(dim, 0, size), weight.narrow(dim, 1, size))
+            loss = loss + gradient * (pair * (second - first).abs()).sum() / total
+    return loss
+
+
+class Objective:
+    """Turns a batch into a loss; `terms` names its parts for the log."""
+
+    def __init__(self, config: ObjectiveConfig | None = None) -> None:
+        self.config = config or ObjectiveConfig()
+
+    def __call__(
+        self, denoiser: Denoiser, batch: SeriesBatch, generator: torch.Generator
+    ) -> tuple[Tensor, dict[str, Tensor]]:
+        """Return (loss, terms); terms are detached scalars."""
+        network = denoiser.network
+        assert isinstance(network, MTCDN)
+        if network.config.composite:
+            return self._composite(denoiser, network, batch, generator)
+        return self._paper(denoiser, network, batch, generator)
+
+    def _paper(
+        self, denoiser: Denoiser, network: MTCDN, batch: SeriesBatch, generator: torch.Generator
+    ) -> tuple[Tensor, dict[str, Tensor]]:
+        """The paper's step: noise the clear image towards the dates, denoise, cloud-aware loss."""
+        bands = len(network.config.bands)
+        cloudy, clear = to_model_range(batch.cloudy), to_model_range(batch.clear)
+        aux = cloudy[:, :, bands:] if cloudy.shape[2] > bands else None
+        cloudy, clear = cloudy[:, :, :bands], clear[:, :bands]
+        condition = network.condition(cloudy, aux=aux, present=batch.present, valid=batch.valid)
+        sigma = denoiser.process.draw_sigma(len(clear), generator)
+        noise = torch.randn(cloudy.shape, generator=generator, device=generator.device)
+        denoised = denoiser(denoiser.process.noised(clear, cloudy, sigma, noise), sigma, condition)
+        weight = denoiser.process.coefficients(sigma, batch.present.sum(dim=1)).weight
+        loss = CloudAwareLoss(self.config.cloud_aware, rgb=rgb_indices(network.config.bands))
+        terms = loss(denoised, clear, cloudy, weight, present=batch.present, pixels=batch.scored)
+        return terms.total, {
+            "cloud": terms.cloud.detach(),
+            "clear": terms.clear.detach(),
+            "brightness": terms.brightness.detach(),
+        }
+
+    def _composite(
+        self, denoiser: Denoiser, network: MTCDN, batch: SeriesBatch, generator: torch.Generator
+    ) -> tuple[Tensor, dict[str, Tensor]]:
+        config = self.config
+        cloudy, clear = to_model_range(batch.cloudy), to_model_range(batch.clear)
+        observed = batch.valid & batch.present[:, :, None, None]
+        use = observed[:, :, None] & batch.band_present[:, None, :, None, None]
+        cloudy = cloudy.masked_fill(~use, 0.0)
+
+        logits = network.cloud_logits(cloudy, observed, batch.band_present)
+        head = self._head_loss(logits, batch)
+        cloud = self._shown_masks(logits, batch, generator)
+        condition = network.condition(
+            cloudy,
+            present=batch.present,
+            valid=batch.valid,
+            cloud=cloud,
+            reference=batch.reference,
+            band_present=batch.band_present,
+        )
+        weight = self._pixel_weight(batch, clear)
+        composite = condition.mean[:, 0].float()
+        composite_loss = spatial_error(composite, clear, weight, gradient=config.gradient)
+        denoise_loss, one_step = self._denoising(denoiser, condition, composite, clear, weight, generator)
+
+        total = (
+            config.composite * composite_loss
+            + config.diffusion * denoise_loss
+            + config.regression * one_step
+            + config.cloud_head * head
+        )
+        return total, {
+            "composite": composite_loss.detach(),
+            "diffusion": denoise_loss.detach(),
+            "one_step": one_step.detach(),
+            "cloud_head": head.detach(),
+        }
+
+    def _denoising(
+        self,
+        denoiser: Denoiser,
+        condition: Condition,
+        composite: Tensor,
+        clear: Tensor,
+        weight: Tensor,
+        generator: torch.Generator,
+    ) -> tuple[Tensor, Tensor]:
+        """Return (weighted squared error at drawn noise levels, absolute error at the highest level).
+
+        A part of the batch sits at the highest noise level, where the state holds nothing but noise and the denoised
+        image is the regression answer; it is trained with the absolute error because that is how it is used.
+        """
+        config, process = self.config, denoiser.process
+        batch = len(clear)
+        answer = torch.arange(batch, device=clear.device) < max(1, batch // 2)
+        sigma = process.draw_sigma(batch, generator)
+        sigma = torch.where(answer, torch.full_like(sigma, process.config.sigma_max), sigma)
+        noise = torch.randn(clear.shape, generator=generator, device=generator.device)[:, None]
+        # The composite is given, not trained, by the diffusion: its own loss keeps it an image.
+        centre = composite.detach()
+        known = torch.where(weight > 0, clear, centre)
+        denoised = denoiser(process.noised(known, centre[:, None], sigma, noise), sigma, condition)
+        scale = process.coefficients(sigma, 1).weight.view(-1, 1, 1, 1)
+        rows = (~answer).view(-1, 1, 1, 1)
+        squared = (weight * rows * scale * (denoised - clear).square()).sum() / (weight * rows).sum().clamp(min=1.0)
+        direct = spatial_error(denoised, clear, weight * ~rows, gradient=config.gradient)
+        return squared * 0.1, direct
+
+    def _pixel_weight(self, batch: SeriesBatch, clear: Tensor) -> Tensor:
+        """Return how much each value counts, (B, C, H, W)."""
+        per_pixel = batch.scored * (1 + (self.config.hidden - 1) * batch.hidden)
+        return (per_pixel[:, None] * batch.band_present[:, :, None, None]).to(clear.dtype)
+
+    def _head_loss(self, logits: Tensor, batch: SeriesBatch) -> Tensor:
+        counted = (batch.labels <= 3) & batch.valid & batch.present[:, :, None, None]
+        target = torch.where(counted, batch.labels.long(), -100)
+        return F.cross_entropy(logits.float().flatten(0, 1), target.flatten(0, 1), ignore_index=-100)
+
+    def _shown_masks(self, logits: Tensor, batch: SeriesBatch, generator: torch.Generator) -> Tensor:
+        """Return the cloud probability each series is conditioned on: the truth, or the head's own estimate.
+
+        Where the truth is unknown (label 255) the head's estimate always stands in.
+        """
+        estimate = 1 - logits.detach().float().softmax(dim=2)[:, :, 0]
+        own = torch.rand(len(logits), generator=generator, device=generator.device) < self.config.own_mask
+        unknown = (batch.labels > 3) & ~batch.cloud_mask
+        take = own.view(-1, 1, 1, 1).to(logits.device) | unknown
+        return torch.where(take, estimate, batch.cloud_mask.float())

@@ -1,0 +1,299 @@
+"""`fit`: a run folder from a run config. Everything about files, devices and resuming is here; the step is `module.py`.
+
+A run folder holds config.yaml, metrics.csv, checkpoints/ (the last two), panels/, TensorBoard events where tensorboard
+is installed, and model.safetensors: the averaged weights, ready for `CloudRemover.from_pretrained`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib.util
+import logging
+import subprocess
+import sys
+import warnings
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import torch
+from pytorch_lightning import Trainer
+from pytorch_lightning.loggers.logger import Logger
+from pytorch_lightning.strategies import DDPStrategy
+from pytorch_lightning.utilities.rank_zero import rank_zero_only
+from torch.utils.data import DataLoader
+
+from sader._version import __version__
+from sader.checkpoint import build_model, find_checkpoint, load_checkpoint, save_checkpoint, write_atomically
+from sader.config import to_dict
+from sader.data.bank import SeriesBank, SeriesMaker
+from sader.errors import TrainingError
+from sader.training.config import RunConfig, TrainConfig, differing_keys, load_run_config, save_run_config
+from sader.training.feed import Maker
+from sader.training.log import Bar, CsvLog
+from sader.training.module import TrainingModule
+from sader.training.objective import Objective
+from sader.training.state import drop_partial_files, load_state, save_state
+from sader.training.validation import VALIDATION_SEED, save_panel, scores
+
+CONFIG_FILE = "config.yaml"
+MODEL_FILE = "model.safetensors"
+
+
+def fit(
+    config: RunConfig, run_dir: str | Path, *, resume: bool = False, init_from: str | None = None, progress: bool = True
+) -> Path:
+    """Train, and return the path of the exported weights.
+
+    run_dir: a new folder, or with resume=True the folder of an interrupted run of the same config.
+    init_from: weights to start from (shipped name or file), instead of config.train.init.
+    """
+    run_dir = Path(run_dir)
+    if init_from is not None:
+        config = dataclasses.replace(config, train=dataclasses.replace(config.train, init=str(init_from)))
+    device = choose_device(config.train)
+    main = rank_zero_only.rank in (None, 0)
+    if main:
+        prepare_folder(config, run_dir, resume=resume)
+    state = load_state(run_dir) if resume else None
+    run = _Run(config, run_dir, main=main)
+    module = TrainingModule(
+        _first_model(config),
+        Objective(config.objective),
+        config.train,
+        make_maker=run.make_maker,
+        bf16=config.train.precision == "bf16" or (config.train.precision == "auto" and device == "cuda"),
+        after_step=run.after_step,
+    )
+    if state is not None:
+        module.restore(state)
+    if config.train.compile:
+        _compile(module.denoiser.network)
+    trainer = _trainer(config.train, run_dir, device, start=module.steps_done, main=main, progress=progress)
+    start = module.steps_done
+    if module.progress() < 1:
+        with warnings.catch_warnings():
+            # Steps are numbers, not files: there is nothing for workers to load.
+            warnings.filterwarnings("ignore", message=".*does not have many workers.*")
+            warnings.filterwarnings("ignore", message=".*tensorboardX.*")
+            trainer.fit(module, DataLoader(range(start, config.train.steps), batch_size=None))  # type: ignore[arg-type]
+    elif not (run_dir / MODEL_FILE).is_file():
+        raise TrainingError(f"{run_dir} is finished but {MODEL_FILE} is gone; start a new run with --init.")
+    return run_dir / MODEL_FILE
+
+
+def choose_device(config: TrainConfig) -> str:
+    """Return "cpu" or "cuda" as asked for, or raise where that cannot be had."""
+    there = torch.cuda.is_available()
+    if config.device == "cuda" and not there:
+        raise TrainingError(
+            "train.device is cuda, but torch sees no GPU. Use train.device=cpu, or check the driver with nvidia-smi."
+        )
+    device = "cuda" if there and config.device != "cpu" else "cpu"
+    if config.precision == "bf16" and device == "cpu":
+        raise TrainingError("train.precision is bf16, which needs a GPU; found none. Use train.precision=fp32.")
+    if device == "cuda" and config.devices > torch.cuda.device_count():
+        raise TrainingError(
+            f"train.devices is {config.devices}; found {torch.cuda.device_count()} GPUs. Use at most that many."
+        )
+    return device
+
+
+def prepare_folder(config: RunConfig, run_dir: Path, *, resume: bool) -> None:
+    """Make the run folder and write its config, or check that it may be gone on with."""
+    saved = run_dir / CONFIG_FILE
+    if resume:
+        if not saved.is_file():
+            raise TrainingError(f"{run_dir} holds no {CONFIG_FILE}; expected the folder of a run. Leave out --resume.")
+        different = differing_keys(load_run_config(saved), config)
+        if different:
+            raise TrainingError(
+                f"{run_dir} was started with another config: {'; '.join(different)}. Go on with the old values, or "
+                "start a new run in another folder."
+            )
+        drop_partial_files(run_dir)
+        return
+    if run_dir.exists() and (not run_dir.is_dir() or any(run_dir.iterdir())):
+        raise TrainingError(f"{run_dir} is there already and not empty. Go on with --resume, or choose another folder.")
+    write_atomically(saved, save_run_config(config))
+
+
+def _first_model(config: RunConfig) -> Any:
+    """Return the model of step 0: random from the seed, or the weights of train.init."""
+    torch.manual_seed(config.train.seed)
+    model = build_model(config.model)
+    if config.train.init is not None:
+        given = load_checkpoint(find_checkpoint(config.train.init))
+        different = [
+            line
+            for line in differing_keys(RunConfig(model=given.config), RunConfig(model=config.model))
+            if line.startswith("model.network.")
+        ]
+        if different:
+            raise TrainingError(
+                f"{config.train.init} holds another network: {'; '.join(different)}. Leave the preset out to train "
+                "the network of the weights."
+            )
+        model.load_state_dict(given.model.state_dict(), strict=True)
+    return model.train()
+
+
+def _compile(network: Any) -> None:
+    # In place, so that names in the state dict stay; the parts whose batch shapes never change.
+    network.compile()
+    network.condition_net.compile()
+    if network.cloud_head is not None:
+        network.cloud_head.compile()
+
+
+class _GradientSumStrategy(DDPStrategy):
+    """Lightning's processes and their connection without the wrapper: the module adds up gradients once per step."""
+
+    def configure_ddp(self) -> None:
+        pass
+
+
+def _trainer(config: TrainConfig, run_dir: Path, device: str, *, start: int, main: bool, progress: bool) -> Trainer:
+    """Return a Lightning trainer with everything that costs time at every step turned off."""
+    logging.getLogger("pytorch_lightning").setLevel(logging.WARNING)
+    if device == "cuda":
+        torch.backends.cuda.matmul.allow_tf32 = True
+        torch.backends.cudnn.allow_tf32 = True
+        torch.backends.cudnn.benchmark = True
+    strategy: Any = "auto"
+    if config.devices > 1:
+        strategy = _GradientSumStrategy(process_group_backend="gloo" if device == "cpu" else None)
+    loggers: list[Logger] = []
+    if main:
+        loggers.append(CsvLog(run_dir, keep_until=start))
+        if importlib.util.find_spec("tensorboard") is not None:
+            from pytorch_lightning.loggers import TensorBoardLogger
+
+            loggers.append(TensorBoardLogger(run_dir, name="", version="tensorboard", purge_step=start or None))
+    return Trainer(
+        accelerator="gpu" if device == "cuda" else "cpu",
+        devices=config.devices,
+        strategy=strategy,
+        max_epochs=1,
+        logger=loggers or False,
+        callbacks=[Bar(refresh_rate=config.log_every)] if progress else [],
+        enable_progress_bar=progress,
+        enable_checkpointing=False,
+        enable_model_summary=False,
+        use_distributed_sampler=False,
+        num_sanity_val_steps=0,
+        limit_val_batches=0,
+        benchmark=device == "cuda",
+    )
+
+
+class _Run:
+    """What happens around the steps: data at the start, checkpoints, validation and the export."""
+
+    def __init__(self, config: RunConfig, run_dir: Path, *, main: bool) -> None:
+        self.config, self.run_dir, self.main = config, run_dir, main
+        self.sources: dict[str, int] = {}
+        self.validation: Maker | None = None
+
+    def make_maker(self, device: torch.device) -> Maker:
+        """Load all shards onto the device."""
+        data, network = self.config.data, self.config.model.network
+        if not data.shards:
+            raise TrainingError("data.shards is empty; name shards with --data (make them with: sader data pack).")
+        # Auxiliary bands follow the others, as the objective expects.
+        bands = (*network.bands, *network.aux_bands)
+        bank = SeriesBank.load(data.shards, bands=bands, device=device)
+        for name in bank.names:
+            source = name.split("/")[0]
+            self.sources[source] = self.sources.get(source, 0) + 1
+        maker = SeriesMaker(bank, data.maker, self.config.train.seed)
+        if self.main and self.config.train.validate_every:
+            self.validation = maker
+            if data.validation:
+                other = SeriesBank.load(data.validation, bands=bands, device=device)
+                self.validation = SeriesMaker(other, data.maker, VALIDATION_SEED)
+        return maker
+
+    def after_step(self, module: TrainingModule, step: int, over: bool) -> None:
+        """Validate, save and export where it is time to; only the main process does."""
+        train = self.config.train
+        if not self.main:
+            return
+        if train.validate_every and (step % train.validate_every == 0 or over):
+            self._validate(module, step)
+        if step % train.checkpoint_every == 0 or over:
+            module.write_log()  # raises on values that are not finite, before they reach a checkpoint
+            save_state(self.run_dir, module.state())
+            self.export(module)
+
+    def _validate(self, module: TrainingModule, step: int) -> None:
+        train, maker = self.config.train, self.validation
+        assert maker is not None
+        module.write_log()
+        denoiser = module.denoiser
+        with module.ema.applied():
+            denoiser.eval()
+            shape = (train.batch_size, train.dates, train.crop)
+            with module._precision():
+                found = scores(
+                    denoiser, module.objective, maker, shape=shape, batches=train.validate_batches, device=module.device
+                )
+                if train.panels:
+                    batch = maker.batch(VALIDATION_SEED, train.panels, train.dates, train.crop)
+                    path = self.run_dir / "panels" / f"step-{step:08d}.png"
+                    save_panel(path, denoiser, self.config.model, batch, title=f"{self.config.model.name}, step {step}")
+            denoiser.train()
+        for logger in module.loggers:
+            logger.log_metrics(found, step)
+        module.latest |= found
+
+    def export(self, module: TrainingModule) -> None:
+        """Write the averaged weights with their card as model.safetensors."""
+        train = self.config.train
+        card = {
+            "command": " ".join(_command()),
+            "commit": git_commit(),
+            "date": datetime.now(UTC).strftime("%Y-%m-%d"),
+            "sader": __version__,
+            "torch": torch.__version__,
+            "device": torch.cuda.get_device_name(module.device) if module.device.type == "cuda" else "cpu",
+            "steps": module.steps_done,
+            "seconds": round(module.elapsed, 1),
+            "series_seen": module.steps_done * train.batch_size * train.accumulate,
+            "data": dict(self.sources),
+            "last": {name: round(value, 5) for name, value in module.latest.items()},
+            "train": to_dict(self.config.train),
+            "objective": to_dict(self.config.objective),
+        }
+        with module.ema.applied():
+            save_checkpoint(
+                self.run_dir / MODEL_FILE,
+                module.denoiser,
+                self.config.model,
+                card=card,
+                dtype=torch.float16 if train.half else torch.float32,
+            )
+
+
+def _command() -> list[str]:
+    """Return the command as typed; the program's own path says nothing to others."""
+    program = Path(sys.argv[0]).name
+    return ["python -m sader.training" if program == "__main__.py" else program, *sys.argv[1:]]
+
+
+def git_commit() -> str | None:
+    """Return the commit of the source tree, with "+" where files differ from it; None outside a repository."""
+    here = Path(__file__).parent
+    try:
+        commit = subprocess.run(
+            ["git", "rev-parse", "HEAD"], cwd=here, capture_output=True, text=True, check=True, timeout=10
+        ).stdout.strip()
+        dirty = subprocess.run(
+            ["git", "status", "--porcelain", "--untracked-files=no", "."],
+            cwd=here, capture_output=True, text=True, check=True, timeout=10,
+        ).stdout.strip()  # fmt: skip
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return commit + ("+" if dirty else "")
+
+

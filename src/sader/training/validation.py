@@ -1,0 +1,143 @@
+"""How good the averaged weights are on fixed batches, in numbers and as a picture. Training is not touched by it."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from sader.config import ModelConfig
+from sader.data.series import SeriesBatch, keyed_generator, to_model_range, to_reflectance
+from sader.diffusion import Denoiser
+from sader.model.mtcdn import MTCDN
+from sader.sampling import karras_sigmas, sample
+from sader.training.feed import Maker
+from sader.training.objective import Objective
+
+VALIDATION_SEED = 20_000_003
+"""Batches and noise of a validation: the same at every one, in every run."""
+
+
+class Prediction(NamedTuple):
+    """Reflectance in [0, 1], (B, C, H, W)."""
+
+    composite: Tensor | None
+    clear: Tensor
+
+
+@torch.no_grad()
+def predict(denoiser: Denoiser, batch: SeriesBatch, *, generator: torch.Generator) -> Prediction:
+    """Return what the model makes of the batch with true masks: its composite, and one or the default number of steps.
+
+    About a composite one step is taken, the answer of the regression.
+    """
+    network = denoiser.network
+    assert isinstance(network, MTCDN)
+    bands = len(network.config.bands)
+    cloudy = to_model_range(batch.cloudy)
+    condition = network.condition(
+        cloudy[:, :, :bands],
+        aux=cloudy[:, :, bands:] if cloudy.shape[2] > bands else None,
+        present=batch.present,
+        valid=batch.valid,
+        cloud=batch.cloud_mask.float() if network.config.composite else None,
+        reference=batch.reference,
+        band_present=batch.band_present[:, :bands],
+    )
+    mean, process = condition.mean.float(), denoiser.config
+    composite = to_reflectance(mean[:, 0]).clamp(0, 1) if network.config.composite else None
+    image = sample(
+        lambda x, sigma: denoiser(x, sigma, condition),
+        mean,
+        lambda _: torch.randn(mean.shape, generator=generator, device=mean.device),
+        karras_sigmas(
+            1 if network.config.composite else process.steps, sigma_min=process.sigma_min, sigma_max=process.sigma_max
+        ),
+        alpha=process.alpha,
+        initial=mean if network.config.composite else 0.0,
+    )
+    height, width = condition.size
+    return Prediction(composite, to_reflectance(image[..., :height, :width]).clamp(0, 1))
+
+
+def _generator(device: torch.device, number: int) -> torch.Generator:
+    seed = int(keyed_generator(VALIDATION_SEED, number).integers(2**62))
+    return torch.Generator(device).manual_seed(seed)
+
+
+@torch.no_grad()
+def scores(
+    denoiser: Denoiser,
+    objective: Objective,
+    maker: Maker,
+    *,
+    shape: tuple[int, int, int],
+    batches: int,
+    device: torch.device,
+) -> dict[str, float]:
+    """Return the mean loss and PSNR (dB) on `batches` fixed batches of `shape` (batch size, dates, crop).
+
+    PSNR counts scored pixels that the reference date hides; all scored pixels in a series without reference.
+    """
+    losses, sums = [], torch.zeros(3, dtype=torch.float64, device=device)
+    bands = len(denoiser.network.config.bands)
+    for number in range(batches):
+        batch = maker.batch(VALIDATION_SEED + number, *shape)
+        loss, _ = objective(denoiser, batch, _generator(device, 2 * number))
+        losses.append(loss.float())
+        guess = predict(denoiser, batch, generator=_generator(device, 2 * number + 1))
+        pixels = batch.scored & (batch.hidden | (batch.reference < 0)[:, None, None])
+        weight = (pixels[:, None] & batch.band_present[:, :bands, None, None]).double()
+        clear = batch.clear[:, :bands]
+        sums[0] += weight.sum()
+        sums[1] += (weight * (guess.clear - clear).square()).sum()
+        if guess.composite is not None:
+            sums[2] += (weight * (guess.composite - clear).square()).sum()
+    count, error, composite_error = sums.tolist()
+    result = {"validation_loss": float(torch.stack(losses).mean())}
+    if count:
+        result["validation_psnr"] = -10 * math.log10(max(error / count, 1e-12))
+        if composite_error:
+            result["validation_composite_psnr"] = -10 * math.log10(max(composite_error / count, 1e-12))
+    return result
+
+
+def save_panel(path: Path, denoiser: Denoiser, config: ModelConfig, batch: SeriesBatch, *, title: str) -> bool:
+    """Write a PNG with one row per series: dates, composite, result, target. False where Pillow is not installed."""
+    try:
+        from sader.picture import Panel, compose, save_png, stretch_limits, true_colour
+    except ImportError:
+        return False
+    bands = config.network.bands
+    count = len(bands)
+    guess = predict(denoiser, batch, generator=_generator(batch.cloudy.device, 0))
+
+    def array(x: Tensor) -> np.ndarray:
+        return x.float().cpu().numpy()
+
+    cloudy, clear, result = array(batch.cloudy[:, :, :count]), array(batch.clear[:, :count]), array(guess.clear)
+    composite = None if guess.composite is None else array(guess.composite)
+    scored, present = batch.scored.cpu().numpy(), batch.present.cpu().numpy()
+    rows = []
+    for b, reference in enumerate(batch.reference.tolist()):
+        known = np.where(scored[b], clear[b], np.nan) if scored[b].any() else clear[b]
+        limits = stretch_limits([known], bands=bands)
+
+        def shown(image: np.ndarray, limits: tuple[float, float] = limits) -> np.ndarray:
+            return true_colour(image, bands=bands, limits=limits)
+
+        row = [
+            Panel(shown(cloudy[b, t]), f"date {t + 1}" if present[b, t] else "(no date)", marked=t == reference)
+            for t in range(cloudy.shape[1])
+        ]
+        if composite is not None:
+            row.append(Panel(shown(composite[b]), "composite"))
+        row += [Panel(shown(result[b]), "result"), Panel(shown(known), "target (grey: unknown)")]
+        rows.append(row)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    save_png(compose(rows, title=title, panel_width=192), path)
+    return True

@@ -1,0 +1,33 @@
+"""The examples and the whole demo, run as a reader runs them."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+EXAMPLES = sorted((Path(__file__).parents[1] / "examples").glob("*.py"))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("script", EXAMPLES, ids=lambda path: path.name)
+def test_example_runs(script, tmp_path):
+    done = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, check=False, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout
+
+
+@pytest.mark.slow
+def test_the_whole_demo_takes_under_a_minute(tmp_path):
+    started = time.perf_counter()
+    done = subprocess.run(
+        [sys.executable, "-m", "sader.cli", "demo"], capture_output=True, text=True, check=False, cwd=tmp_path
+    )
+    seconds = time.perf_counter() - started
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "clear.tif").exists()
+    assert (tmp_path / "before_after.png").exists()
+    assert seconds < 60
