@@ -23,10 +23,10 @@ LAYERS: list[tuple[str, tuple[str, ...]]] = [
     ("model", ("model",)),
     ("method", ("diffusion", "losses", "sampling", "resampling", "metrics", "lpips", "complexity")),
     ("run", ("config", "presets", "checkpoint", "inputs", "tiling", "pipeline", "data.series")),
-    ("data", ("data", "baselines", "geo.stack", "geo.raster")),
+    ("data", ("data", "baselines", "picture", "geo.stack", "geo.raster")),
     ("training", ("training",)),
     ("geo", ("geo",)),
-    ("edges", ("evaluation", "report", "picture", "info", "demo", "cli", "data.commands", "viewer", "__main__")),
+    ("edges", ("evaluation", "report", "info", "demo", "cli", "data.commands", "viewer", "__main__")),
 ]
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable
 
@@ -111,7 +112,7 @@ def test_order_of_convergence_on_gaussian_data(solver, order, frames):
         sigmas = karras_sigmas(steps, sigma_min=sigma_min, sigma_max=sigma_max, rho=3.0)
         found = sample(ideal(mean), mean, fixed(noise), sigmas, alpha=ALPHA, solver=solver)
         errors.append((found - truth).abs().max().item())
-    slopes = [math.log(a / b) / math.log(2) for a, b in zip(errors[:-1], errors[1:], strict=True)]
+    slopes = [math.log(a / b) / math.log(2) for a, b in itertools.pairwise(errors)]
     assert slopes[-1] == pytest.approx(order, abs=0.12), (errors, slopes)
     assert errors[-1] < (0.02 if solver == "euler" else 1e-3)
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import numpy as np
 import pytest
 
@@ -26,7 +28,7 @@ def test_windows_cover_everything_and_stay_inside(height, width, tile, overlap):
     assert len({(w.row, w.col) for w in windows}) == len(windows)
     # Neighbours share at least `overlap` pixels along each axis.
     for starts in (sorted({w.row for w in windows}), sorted({w.col for w in windows})):
-        assert all(b - a <= tile - overlap for a, b in zip(starts[:-1], starts[1:], strict=True))
+        assert all(b - a <= tile - overlap for a, b in itertools.pairwise(starts))
 
 
 def test_an_image_no_larger_than_a_tile_is_one_tile():
@@ -76,7 +78,9 @@ def test_a_step_between_two_tiles_becomes_a_ramp_over_the_overlap():
     np.testing.assert_allclose(np.diff(row[16:32]), 1 / 16, atol=1e-5)
 
 
-@pytest.mark.parametrize("window", [Window(0, 0, 5, 7), Window(60, 62, 9, 4), Window(17, 100, 111, 30), Window(128, 0, 64, 64)])
+@pytest.mark.parametrize(
+    "window", [Window(0, 0, 5, 7), Window(60, 62, 9, 4), Window(17, 100, 111, 30), Window(128, 0, 64, 64)]
+)
 def test_noise_belongs_to_the_place_not_to_the_window(window):
     field = NoiseField(3)
     whole = field.window(Window(0, 0, 200, 150), channels=3, draw=2)

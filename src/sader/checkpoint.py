@@ -6,6 +6,7 @@ repository (`owner/name`, only with huggingface_hub installed).
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 from dataclasses import dataclass, field
@@ -50,8 +51,10 @@ def save_checkpoint(
     dtype: torch.dtype = torch.float32,
 ) -> None:
     """Write the model to `path` as a whole or not at all. dtype=torch.float16 halves the file."""
+    # Buffers (the embeddings' frequencies) keep their precision: an angle is a frequency times a large number.
+    learned = {name for name, _ in model.named_parameters()}
     tensors = {
-        name: value.detach().to("cpu", dtype if value.is_floating_point() else value.dtype).contiguous()
+        name: value.detach().to("cpu", dtype if name in learned else value.dtype).contiguous()
         for name, value in model.state_dict().items()
     }
     header = {"format": FORMAT, "config": to_dict(config), "card": card or {}}
@@ -69,8 +72,10 @@ def write_atomically(path: Path, content: bytes) -> None:
             os.fsync(file.fileno())
         os.replace(partial, path)
     except OSError as error:
-        partial.unlink(missing_ok=True)
-        raise OutputError(f"cannot write {path}: {error.strerror or error}. Free space or choose another folder.") from error
+        with contextlib.suppress(OSError):  # where the folder itself is the trouble there is nothing to remove
+            partial.unlink()
+        reason = error.strerror or error
+        raise OutputError(f"cannot write {path}: {reason}. Free space or choose another folder.") from error
 
 
 def load_checkpoint(path: str | Path) -> Checkpoint:

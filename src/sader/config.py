@@ -86,7 +86,10 @@ def parse_override(text: str) -> dict[str, Any]:
     key, equals, value = text.partition("=")
     if not equals or not key:
         raise ConfigError(f"{text!r} is not an override; expected key=value, such as train.lr=2e-4.")
-    parsed = yaml.safe_load(value)
+    try:
+        parsed = yaml.safe_load(value)
+    except yaml.YAMLError as error:
+        raise ConfigError(f"the value of {text!r} is not YAML; expected such as 4, 2e-4, [1, 2] or a word.") from error
     for part in reversed(key.split(".")):
         parsed = {part: parsed}
     return typing.cast(dict[str, Any], parsed)

@@ -47,12 +47,12 @@ def parse_steps(steps: int | str | None, config: ModelConfig) -> tuple[int, int]
     """Return (steps, resamplings) from 4, "4", "4+1" or None."""
     if steps is None:
         return config.diffusion.steps, config.sampling.resample_steps
-    if isinstance(steps, bool) or not isinstance(steps, int | str):
+    if isinstance(steps, bool) or not isinstance(steps, int | np.integer | str):
         raise ConfigError(f"steps is {steps!r}; expected a number such as 4, or '4+1' for resampling.")
-    count, _, extra = str(steps).partition("+")
-    if not count.strip().isdigit() or (extra and not extra.strip().isdigit()) or int(count) < 1:
+    count, plus, extra = str(steps).partition("+")
+    if not count.strip().isdecimal() or (plus and not extra.strip().isdecimal()) or int(count) < 1:
         raise ConfigError(f"steps is {steps!r}; expected a number such as 4, or '4+1' for resampling.")
-    resamplings = int(extra) if extra else (config.sampling.resample_steps if isinstance(steps, int) else 0)
+    resamplings = int(extra) if plus else (0 if isinstance(steps, str) else config.sampling.resample_steps)
     return int(count), resamplings
 
 
@@ -98,7 +98,10 @@ def prepare_series(
 
 
 def _number_array(values: ArrayLike, name: str) -> NDArray[np.float32]:
-    array = np.asarray(values)
+    try:
+        array = np.asarray(values)
+    except ValueError as error:  # NumPy's word for dates of different sizes
+        raise ShapeError(f"{name} is not one array ({error}); expected one size for every date.") from error
     if array.dtype == object or not (np.issubdtype(array.dtype, np.number) or array.dtype == bool):
         raise ShapeError(f"{name} is of type {array.dtype}; expected one numeric array (same size for every date).")
     if np.issubdtype(array.dtype, np.complexfloating):
@@ -116,7 +119,7 @@ def _band_positions(network: MTCDNConfig, count: int, bands: Sequence[str] | Non
             )
         return tuple(range(count))
     if len(bands) != count:
-        raise BandError(f"bands names {len(bands)} ({', '.join(bands)}) but cloudy has {count}; give one name per band.")
+        raise BandError(f"bands names {len(bands)} ({', '.join(bands)}) but cloudy has {count}; give one name each.")
     unknown = [band for band in bands if band not in wanted]
     if unknown or len(set(bands)) != len(bands):
         raise BandError(
@@ -172,6 +175,8 @@ def _cloud(
     out = np.full(shape, np.nan, dtype=np.float32)
     if cloud_mask is None:
         return out
+    if not isinstance(cloud_mask, Sequence) and np.ndim(cloud_mask) == 0:
+        raise ShapeError(f"cloud_mask is {cloud_mask!r}; expected (T, H, W) = {shape}, or a list (None = unknown).")
     if len(cloud_mask) != dates:  # type: ignore[arg-type]
         raise ShapeError(f"cloud_mask is for {len(cloud_mask)} dates; cloudy has {dates}.")  # type: ignore[arg-type]
     for date, mask in enumerate(cloud_mask):  # type: ignore[arg-type]
@@ -202,7 +207,10 @@ def _reference(reference: int | None, dates: int) -> int:
 def _days(days: Sequence[float] | None, dates: int) -> Tensor | None:
     if days is None:
         return None
-    values = np.asarray(days, dtype=np.float32)
+    try:
+        values = np.asarray(days, dtype=np.float32)
+    except (TypeError, ValueError) as error:
+        raise ShapeError(f"days is {days!r}; expected one number per date, such as days since the first.") from error
     if values.shape != (dates,) or not np.isfinite(values).all():
         raise ShapeError(f"days is {list(np.ravel(values))}; expected one finite number for each of {dates} dates.")
     return torch.from_numpy(values - values.min())[None]

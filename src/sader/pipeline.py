@@ -8,8 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -27,6 +28,9 @@ from sader.presets import get_preset
 from sader.sampling import Correction, NoiseSource, Solver, karras_sigmas, sample
 from sader.tiling import Blend, NoiseField, Window, plan_windows
 
+if TYPE_CHECKING:
+    from sader.resampling import Guide
+
 DEFAULT_MODEL = "sader-s2-rgbn"
 Progress = Callable[[int, int], None]
 
@@ -40,13 +44,18 @@ class RemoverOptions:
     overlap: int = 64
     """Pixels shared by neighbouring tiles, at most half a tile."""
     batch_size: int = 1
-    """Tiles per evaluation; 1 is best on a CPU."""
+    """Tiles per evaluation on a GPU. On a CPU it is always 1: there more are no faster, and matrix products round
+    differently for different batches, so that the result would depend on this number."""
     solver: Solver | None = None
     """None = the checkpoint's own; "euler" or "heun"."""
     guide: str | None = None
     """Guide of the resampling; None = the checkpoint's own."""
     cloud_threshold: float = 0.5
     """Probability from which the model's own estimate counts as cloud."""
+
+    def __post_init__(self) -> None:
+        if self.batch_size < 1:
+            raise ConfigError(f"batch_size is {self.batch_size}; expected at least 1 tile per evaluation.")
 
 
 @dataclass(frozen=True)
@@ -160,6 +169,8 @@ class CloudRemover:
         count, resamplings = parse_steps(steps, self.config)
         if samples < 1:
             raise ConfigError(f"samples is {samples}; expected at least 1.")
+        if seed < 0:
+            raise ConfigError(f"seed is {seed}; expected a whole number from 0 on.")
         series = prepare_series(
             self.config.network,
             cloudy,
@@ -170,6 +181,7 @@ class CloudRemover:
             valid=valid,
             bands=bands,
         )
+        self._check_reference(series)
         padded = self._padded(series)
         _, _, channels, height, width = padded.cloudy.shape
         windows = plan_windows(height, width, tile=self._tile(height, width), overlap=self.options.overlap)
@@ -179,8 +191,9 @@ class CloudRemover:
         squares = Blend(channels, height, width, overlap=self.options.overlap)
         cloud = Blend(dates, height, width, overlap=self.options.overlap) if masks else None
         done = 0
-        for start in range(0, len(windows), self.options.batch_size):
-            group = windows[start : start + self.options.batch_size]
+        together = 1 if self.device.type == "cpu" else self.options.batch_size
+        for start in range(0, len(windows), together):
+            group = windows[start : start + together]
             images, used = self._tiles(padded, group, count, resamplings, seed, samples)
             for index, window in enumerate(group):
                 clear.add(window, images[:, index].mean(axis=0))
@@ -193,6 +206,15 @@ class CloudRemover:
         return self._finish(series, clear, squares if samples > 1 else None, cloud)
 
     # ---------------------------------------------------------------- the steps of predict
+
+    def _check_reference(self, series: PreparedSeries) -> None:
+        """Refuse, before any work, a reference date whose clear pixels nobody can tell."""
+        date = int(series.reference[0])
+        if date >= 0 and not self.config.network.composite and series.cloud[0, date].isnan().any():
+            raise ConfigError(
+                f"reference={date} keeps that date's clear pixels, but its cloud mask is unknown and this "
+                "model has no cloud head. Give cloud_mask, or use reference=None."
+            )
 
     def _padded(self, series: PreparedSeries) -> PreparedSeries:
         """Return the series with its size reflected up to the network's multiple, so that tiles need no padding."""
@@ -295,12 +317,20 @@ class CloudRemover:
     def _correction(self, resamplings: int, condition: Condition) -> Correction | None:
         if resamplings == 0:
             return None
-        from sader.model.guide import make_guide
         from sader.resampling import Resampler, ResamplerConfig
 
-        name = self.options.guide or self.config.sampling.guide
         config = ResamplerConfig(steps=resamplings, threshold=self.config.sampling.resample_threshold)
-        return Resampler(config, make_guide(name, bands=self.bands), present=condition.present)
+        return Resampler(config, self._guide, present=condition.present)
+
+    @cached_property
+    def _guide(self) -> Guide | None:
+        """The guide of the resampling, made once: every tile is judged by the same one."""
+        from sader.model.guide import make_guide
+
+        name = self.options.guide or self.config.sampling.guide
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(0)  # a learned guide without weights starts at random
+            return make_guide(name, bands=len(self.bands))
 
     def _finish(
         self, series: PreparedSeries, clear: Blend, squares: Blend | None, cloud: Blend | None
@@ -315,11 +345,6 @@ class CloudRemover:
         if date >= 0:
             given = series.cloud[0].numpy()
             probability = given if used is None else used
-            if np.isnan(probability[date]).any():
-                raise ConfigError(
-                    f"reference={date} keeps that date's clear pixels, but its cloud mask is unknown and this "
-                    "model has no cloud head. Give cloud_mask, or use reference=None."
-                )
             own = series.cloudy[0, date].numpy()
             kept = (probability[date] < self.options.cloud_threshold) & series.valid[0, date].numpy()
             if not self.config.network.composite:

@@ -240,7 +240,7 @@ def test_days_are_ignored_unless_they_are_an_input():
 
 @KINDS
 @pytest.mark.parametrize("what", ["none", "days"])
-@pytest.mark.parametrize("garbage", [NAN, float("inf"), 1e30])
+@pytest.mark.parametrize("garbage", [NAN, float("inf")])
 @pytest.mark.parametrize("place", [0, 1, 3])
 def test_a_masked_date_has_no_influence_at_all(config, what, garbage, place):
     config = replace(config, date_input=what)
@@ -455,7 +455,11 @@ def test_modality_dropout_drops_whole_samples():
 @pytest.mark.parametrize(
     ("shape", "error", "text"),
     [
-        ((3, 3, 8, 8), ShapeError, r"cloudy has 4 dimensions \(3, 3, 8, 8\); expected \(B, T, C, H, W\).*cloudy\[:, None"),
+        (
+            (3, 3, 8, 8),
+            ShapeError,
+            r"cloudy has 4 dimensions \(3, 3, 8, 8\); expected \(B, T, C, H, W\).*cloudy\[:, None",
+        ),
         ((1, 0, 3, 8, 8), ShapeError, r"no date \(T = 0\); expected at least one"),
         ((1, 2, 4, 8, 8), BandError, r"has 4 bands; this network works on 3: B04, B03, B02\. Select"),
     ],
@@ -468,7 +472,11 @@ def test_wrong_shapes_say_so(shape, error, text):
 @pytest.mark.parametrize(
     ("shape", "error", "text"),
     [
-        ((1, 2, 1, 8, 9), ShapeError, r"aux is \(1, 2, 1, 8, 9\) and cloudy \(1, 2, 3, 8, 8\); B, T, H and W must agree"),
+        (
+            (1, 2, 1, 8, 9),
+            ShapeError,
+            r"aux is \(1, 2, 1, 8, 9\) and cloudy \(1, 2, 3, 8, 8\); B, T, H and W must agree",
+        ),
         ((1, 2, 2, 8, 8), BandError, r"aux has 2 bands; this network takes 1: B08\. Leave aux out"),
     ],
 )
@@ -522,7 +530,7 @@ def test_gradients_reach_every_parameter(config):
     given["aux"][1] = 0  # modality dropout, and a band that one sample lacks: their flags must learn too
     given["band_present"] = torch.tensor([[True, True, False], [True, True, True]])
     net = model.network
-    condition = net.condition(**given)
+    condition = net.condition(**given, reference=torch.tensor([0, -1]))
     clear = draw(2, 3, 16, 24, seed=11)
     sigma = torch.tensor([0.1, 0.6])
     noised = model.process.noised(clear, condition.mean, sigma, draw(*condition.mean.shape, seed=12))

@@ -17,22 +17,16 @@ import torch
 from sader.baselines.rules import estimate_cloud_mask
 from sader.data.bank import _transferred
 from sader.data.clouds import apply_clouds, cloud_fields
+from sader.data.frames import Frames, clear_windows, cloudy_windows, read_frames
 from sader.data.pseudodates import pseudo_dates
-from sader.data.series import CLEAR, SHADOW, THICK, UNKNOWN, keyed_generator, turn
+from sader.data.series import SHADOW, THICK, UNKNOWN, keyed_generator, turn
 from sader.data.shards import SeriesRecord
 from sader.errors import ConfigError, DataError
 
 LEAST_SCORED = 500
 """Items with fewer scored pixels say nothing and are left out."""
-CLEAR_SHARE = 0.5
-"""Least part of the frame that must be labelled clear for a date to be a truth."""
 CLOUD_SHARE = 0.05
 """Least part of that clear area under a donor's cloud and shadow."""
-WINDOW = 300
-"""Frames longer than twice this are cut into windows of about this many pixels a side."""
-SMALLEST_WINDOW = 64
-"""Side of the smallest image that simulated clouds are laid over."""
-_MAY_BE_ZERO = ("B10",)
 
 
 @dataclass(frozen=True, eq=False)
@@ -77,41 +71,6 @@ class Item:
         return self.valid[self.reference] & ~self.cloud_mask[self.reference]
 
 
-@dataclass(frozen=True, eq=False)
-class _Frames:
-    """A record (or a window of it) as arrays; `labels` keeps UNKNOWN only on dates without any label."""
-
-    name: str
-    group: str
-    images: np.ndarray
-    labels: np.ndarray
-    valid: np.ndarray
-    days: tuple[float, ...] | None
-    bands: tuple[str, ...]
-
-    def labelled(self, date: int) -> bool:
-        return not bool((self.labels[date][self.valid[date]] == UNKNOWN).any())
-
-    def clear(self, date: int) -> np.ndarray:
-        return (self.labels[date] == CLEAR) & self.valid[date]
-
-    def cloud(self, date: int) -> np.ndarray:
-        return (self.labels[date] >= THICK) & (self.labels[date] <= SHADOW) & self.valid[date]
-
-    @property
-    def dates(self) -> range:
-        return range(len(self.images))
-
-    @property
-    def truths(self) -> list[int]:
-        """Dates clear enough to be a truth."""
-        return [date for date in self.dates if self.clear(date).mean() >= CLEAR_SHARE]
-
-    @property
-    def has_clouds(self) -> bool:
-        return any(bool(self.cloud(date).any()) for date in self.dates)
-
-
 def clean_this_date(
     records: Iterable[SeriesRecord],
     *,
@@ -129,8 +88,8 @@ def clean_this_date(
     `per_reference` clouds from `donors` (default: the labelled ones among `records`), thick cloud as it is, shadow and
     thin cloud carried over to the new ground, and a seeded choice of `others` other dates. `limit`: items per place.
     """
-    frames = list(_all_frames(records, bands))
-    sources = frames if donors is None else list(_all_frames(donors, bands))
+    frames = list(read_frames(records, bands))
+    sources = frames if donors is None else list(read_frames(donors, bands))
     sources = [place for place in sources if place.has_clouds]
     for place in frames:
         made = _own_clouds(place) if place.has_clouds else _foreign_clouds(place, sources, others, per_reference, seed)
@@ -150,7 +109,7 @@ def paper_task(
     Scored where the target is clear and some input observed. Only records with labelled clouds; `limit`: items per
     place, chosen by `seed`.
     """
-    for place in _all_frames(records, bands):
+    for place in read_frames(records, bands):
         if place.has_clouds:
             yield from _capped(_other_dates(place, inputs), limit, seed, place.name)
 
@@ -170,8 +129,8 @@ def simulated(
     The first date is the reference; scored are its hidden pixels. Only windows that are clear but for a few pixels
     and at least `SMALLEST_WINDOW` a side; the few are nodata on every date.
     """
-    for place in _all_frames(records, bands, cut=False):
-        spots = _clear_windows(place, side)
+    for place in read_frames(records, bands, cut=False):
+        spots = clear_windows(place, side)
         rng = _rng(seed, place.name)
         chosen = rng.permutation(len(spots))[:per_record]
         for number, (date, rows, columns) in enumerate(spots[k] for k in sorted(chosen)):
@@ -215,51 +174,6 @@ def with_dates(items: Iterable[Item], dates: int, *, seed: int = 0) -> Iterator[
             yield fewer
 
 
-# ---------------------------------------------------------------- records as frames
-
-
-def _all_frames(records: Iterable[SeriesRecord], bands: Sequence[str] | None, *, cut: bool = True) -> Iterator[_Frames]:
-    """Yield the records that have all `bands`, long ones cut into windows of about `WINDOW` pixels."""
-    found = False
-    for record in records:
-        names = tuple(bands or record.bands)
-        if any(name not in record.bands for name in names):
-            continue
-        found = True
-        dn = record.dn[:, [record.bands.index(name) for name in names]]
-        must = [k for k, name in enumerate(names) if name not in _MAY_BE_ZERO]
-        valid = (dn[:, must] > 0).all(1)
-        labels = np.full(valid.shape, UNKNOWN, np.uint8) if record.labels is None else record.labels
-        # "Not covered" on a date that has labels elsewhere is no data; on a date without any it is ignorance.
-        some = ((labels != UNKNOWN) & valid).any((1, 2))
-        valid = valid & ((labels != UNKNOWN) | ~some[:, None, None])
-        images = np.minimum(dn.astype(np.float32) / 10000, 1) * valid[:, None]
-        group = record.group or record.name
-        whole = _Frames(record.name, group, images, labels, valid, record.days, names)
-        if not cut or max(valid.shape[1:]) <= 2 * WINDOW:
-            yield whole
-            continue
-        for number, (rows, columns) in enumerate(_pieces(*valid.shape[1:])):
-            yield replace(
-                whole,
-                name=f"{record.name}/{number}",
-                images=images[..., rows, columns],
-                labels=labels[..., rows, columns],
-                valid=valid[..., rows, columns],
-            )
-    if not found:
-        wanted = "any series" if bands is None else f"series with bands {', '.join(bands)}"
-        raise DataError(f"the data holds no {wanted}. Check it with: sader data show SHARDS")
-
-
-def _pieces(height: int, width: int) -> Iterator[tuple[slice, slice]]:
-    rows = np.linspace(0, height, max(round(height / WINDOW), 1) + 1).astype(int)
-    columns = np.linspace(0, width, max(round(width / WINDOW), 1) + 1).astype(int)
-    for top, bottom in zip(rows[:-1], rows[1:], strict=True):
-        for left, right in zip(columns[:-1], columns[1:], strict=True):
-            yield slice(int(top), int(bottom)), slice(int(left), int(right))
-
-
 def _rng(seed: int, name: str) -> np.random.Generator:
     return keyed_generator(seed, zlib.crc32(name.encode()))
 
@@ -277,7 +191,7 @@ def _capped(items: Iterable[Item], limit: int | None, seed: int, name: str) -> I
 # ---------------------------------------------------------------- clean this date
 
 
-def _own_clouds(place: _Frames) -> Iterator[Item]:
+def _own_clouds(place: Frames) -> Iterator[Item]:
     for reference in place.truths:
         clear = place.clear(reference)
         for donor in place.dates:
@@ -291,7 +205,7 @@ def _own_clouds(place: _Frames) -> Iterator[Item]:
 
 
 def _foreign_clouds(
-    place: _Frames, sources: Sequence[_Frames], others: int, per_reference: int, seed: int
+    place: Frames, sources: Sequence[Frames], others: int, per_reference: int, seed: int
 ) -> Iterator[Item]:
     if place.truths and not sources:
         raise DataError(
@@ -299,14 +213,17 @@ def _foreign_clouds(
             "Give labelled places as well, such as CloudSEN12 (donors=, --clouds)."
         )
     size = place.valid.shape[1:]
-    spots = [(source, *spot) for source in sources for spot in _cloud_windows(source, size)]
+    spots = [(source, *spot) for source in sources for spot in cloudy_windows(source, size)]
+    if place.truths and not spots:
+        raise DataError(
+            f"{place.name} is {size[0]}x{size[1]} pixels and no labelled place has a partly cloudy window like it. "
+            "Give larger labelled places (donors=, --clouds)."
+        )
     for reference in place.truths:
         for number in range(per_reference):
             rng = _rng(seed, f"{place.name}/{reference}/{number}")
             rest = [date for date in place.dates if date != reference]
             used = sorted([reference, *(int(k) for k in rng.permutation(rest)[:others])])
-            if not spots:
-                raise DataError(f"no labelled place holds a cloudy window of {size} pixels for {place.name}.")
             source, date, rows, columns = spots[int(rng.integers(len(spots)))]
             symmetry = int(rng.integers(8 if size[0] == size[1] else 4))
             image, labels, seen = (
@@ -322,7 +239,7 @@ def _foreign_clouds(
 
 
 def _pasted(
-    place: _Frames, name: str, reference: int, donor: np.ndarray, pasted: np.ndarray, used: Sequence[int]
+    place: Frames, name: str, reference: int, donor: np.ndarray, pasted: np.ndarray, used: Sequence[int]
 ) -> Iterator[Item]:
     """Yield the item (none if too little is scored): `donor` (C, H, W) laid over the reference where `pasted`."""
     truth = place.images[reference]
@@ -352,24 +269,10 @@ def _pasted(
     yield from _cropped(item, place.valid[reference])
 
 
-def _cloud_windows(place: _Frames, size: tuple[int, ...]) -> Iterator[tuple[int, slice, slice]]:
-    """Yield (date, rows, columns) of windows observed throughout and partly cloudy: clouds must not end in lines."""
-    height, width = place.valid.shape[1:]
-    for date in place.dates:
-        if not place.labelled(date):
-            continue
-        for top in range(0, height - size[0] + 1, 32):
-            for left in range(0, width - size[1] + 1, 32):
-                rows, columns = slice(top, top + size[0]), slice(left, left + size[1])
-                share = place.cloud(date)[rows, columns].mean()
-                if 0.12 < share < 0.85 and place.valid[date][rows, columns].mean() > 0.97:
-                    yield date, rows, columns
-
-
 # ---------------------------------------------------------------- the paper's task
 
 
-def _other_dates(place: _Frames, inputs: int) -> Iterator[Item]:
+def _other_dates(place: Frames, inputs: int) -> Iterator[Item]:
     masks = np.stack([place.cloud(date) for date in place.dates])
     for target in place.truths:
         rest = [date for date in place.dates if date != target]
@@ -395,22 +298,8 @@ def _other_dates(place: _Frames, inputs: int) -> Iterator[Item]:
 # ---------------------------------------------------------------- simulated clouds
 
 
-def _clear_windows(place: _Frames, side: int) -> list[tuple[int, slice, slice]]:
-    height, width = place.valid.shape[1:]
-    side = min(side, height, width)
-    found = []
-    for date in place.dates if side >= SMALLEST_WINDOW else ():
-        clear = place.clear(date)
-        for top in range(0, height - side + 1, 16):
-            for left in range(0, width - side + 1, 16):
-                rows, columns = slice(top, top + side), slice(left, left + side)
-                if clear[rows, columns].mean() > 0.995:
-                    found.append((date, rows, columns))
-    return found
-
-
 def _simulate(
-    place: _Frames, name: str, image: np.ndarray, clear: np.ndarray, dates: int, coverage: float, seed: int
+    place: Frames, name: str, image: np.ndarray, clear: np.ndarray, dates: int, coverage: float, seed: int
 ) -> Item:
     generator = torch.Generator().manual_seed(seed)
     ground = torch.from_numpy(image)[None]
@@ -440,5 +329,15 @@ def _cropped(item: Item, observed: np.ndarray) -> Iterator[Item]:
         return
     rows, columns = np.flatnonzero(observed.any(1)), np.flatnonzero(observed.any(0))
     box = (..., slice(rows[0], rows[-1] + 1), slice(columns[0], columns[-1] + 1))
-    parts = ("cloudy", "clear", "scored", "cloud_mask", "valid")
-    yield replace(item, **{name: np.ascontiguousarray(getattr(item, name)[box]) for name in parts})
+
+    def cut(x: np.ndarray) -> np.ndarray:
+        return np.ascontiguousarray(x[box])
+
+    yield replace(
+        item,
+        cloudy=cut(item.cloudy),
+        clear=cut(item.clear),
+        scored=cut(item.scored),
+        cloud_mask=cut(item.cloud_mask),
+        valid=cut(item.valid),
+    )

@@ -91,11 +91,11 @@ def score(
     what lies there is no question of this item. LPIPS sees red, green, blue with the target's 99 % quantile at white.
     """
     if image.shape != item.clear.shape:
-        raise ShapeError(
-            f"{method} returned {image.shape} for {item.name}; expected (C, H, W) = {item.clear.shape}."
-        )
+        raise ShapeError(f"{method} returned {image.shape} for {item.name}; expected (C, H, W) = {item.clear.shape}.")
     if not np.isfinite(image[:, item.scored]).all():
-        raise ValueRangeError(f"{method} returned NaN or infinity on scored pixels of {item.name}; expected reflectance.")
+        raise ValueRangeError(
+            f"{method} returned NaN or infinity on scored pixels of {item.name}; expected reflectance."
+        )
     prediction = torch.from_numpy(np.where(item.scored, image, item.clear).astype(np.float32))[None]
     target = torch.from_numpy(item.clear)[None]
     mask = torch.from_numpy(item.scored)[None]

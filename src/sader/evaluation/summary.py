@@ -15,10 +15,13 @@ from sader.evaluation.scoring import LOWER_IS_BETTER, Row
 
 DRAWS = 2000
 HEADINGS = {
-    "psnr": "PSNR dB", "psnr_unbiased": "PSNR, bias removed", "ssim": "SSIM", "sam": "SAM °", "rmse": "RMSE", "mae": "MAE",
+    "psnr": "PSNR dB", "psnr_unbiased": "PSNR, bias removed", "ssim": "SSIM", "sam": "SAM °", "rmse": "RMSE",
+    "mae": "MAE",
     "lpips": "LPIPS", "sharpness": "sharpness", "unchanged": "clear pixels unchanged", "clear_mae": "their change",
     "seconds": "s / item",
 }  # fmt: skip
+_ONLY_IN_FILES = ("rmse", "mae", "clear_mae", "seconds")
+"""Left out of the Markdown tables unless asked for: they are in the JSON and the CSV."""
 _DIGITS = {"psnr": 2, "psnr_unbiased": 2, "sam": 2, "sharpness": 2, "rmse": 4, "mae": 4, "clear_mae": 5, "seconds": 2}
 
 
@@ -100,10 +103,7 @@ def summarise(
     for name, mine in by_method.items():
         metrics = list(next(iter(mine.values())).scores)
         groups = {
-            group: {
-                metric: _mean([row.scores[metric] for row in mine.values() if row.group == group])
-                for metric in metrics
-            }
+            group: {each: _mean([row.scores[each] for row in mine.values() if row.group == group]) for each in metrics}
             for group in dict.fromkeys(row.group for row in mine.values())
         }
         against = {}
@@ -135,7 +135,7 @@ def markdown(summary: Summary, *, metrics: Sequence[str] | None = None, title: s
     if not summary.methods:
         return "no item was scored\n"
     known = list(summary.methods[0].overall)
-    shown = [name for name in (metrics or known) if name in known]
+    shown = [name for name in (metrics or known) if name in known and (metrics or name not in _ONLY_IN_FILES)]
     lines = [f"## {title}", ""] if title else []
     lines += [f"{summary.items} items in {summary.groups} places; mean over items [95 % bootstrap interval].", ""]
     lines += _table(
@@ -159,9 +159,10 @@ def markdown(summary: Summary, *, metrics: Sequence[str] | None = None, title: s
     if summary.best_classical is not None and len(summary.methods) > 1:
         lines += ["", f"Difference to {summary.best_classical}, paired by item [95 % interval]:", ""]
         rest = [m for m in summary.methods if m.against]
+        compared = [name for name in shown if name != "unchanged"]
         lines += _table(
-            ["method", *(HEADINGS.get(name, name) for name in shown)],
-            [[m.method, *(_cell(m.against[name], name, sign=True) for name in shown)] for m in rest],
+            ["method", *(HEADINGS.get(name, name) for name in compared)],
+            [[m.method, *(_cell(m.against[name], name, sign=True) for name in compared)] for m in rest],
         )
     return "\n".join(lines) + "\n"
 

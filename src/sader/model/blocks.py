@@ -31,11 +31,12 @@ class GroupNorm32(nn.GroupNorm):
 
     def forward(self, x: Tensor) -> Tensor:
         if x.dtype == torch.float32:
-            return super().forward(x)
+            # Not F.group_norm: it refuses a single value per group, which one pixel at the coarsest level can be.
+            return torch.group_norm(x, self.num_groups, self.weight, self.bias, self.eps)
         # Half-precision kernels of group_norm already accumulate in float32; autocast would cast the input up and
         # write a float32 result, twice the memory traffic for the same statistics.
         with full_precision(x):
-            return F.group_norm(x, self.num_groups, self.weight.to(x.dtype), self.bias.to(x.dtype), self.eps)
+            return torch.group_norm(x, self.num_groups, self.weight.to(x.dtype), self.bias.to(x.dtype), self.eps)
 
 
 def group_norm(channels: int) -> GroupNorm32:

@@ -13,12 +13,12 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from sader.model.blocks import depth_to_space, full_precision, zero_init
-from sader.model.matching import match_dates, smooth_fill
+from sader.model.matching import match_dates, spread_from_clear
 
 
 @dataclass(frozen=True)
 class MatchedDates:
-    """The dates in the anchor's radiometry, and the anchor's smooth fill."""
+    """The dates in the anchor's radiometry, the anchor's smooth fill, and how far each may be trusted."""
 
     dates: Tensor
     """(B, T, C, H, W)"""
@@ -26,8 +26,24 @@ class MatchedDates:
     """(B, C, H, W)"""
     clear: Tensor
     """(B, T, H, W) in [0, 1]: how surely a pixel is observed and clear."""
+    variance: Tensor
+    """(B, T + 1, H, W): mean squared difference from the anchor around a pixel, of each date and of the fill."""
+    anchor: Tensor
+    """(B,) the date that all others are matched to."""
     flag: Tensor
     """(B, T): 1 for the reference date, 0.5 for an anchor nobody asked for, else 0."""
+
+    def log_variance(self) -> Tensor:
+        """Return the variances on a scale that suits a network: about -1 (as good as noise) to 1 (useless)."""
+        return (self.variance.log() + 8.0) / 4.0
+
+    def at_anchor(self, x: Tensor) -> Tensor:
+        """Return the anchor's slice (B, ...) of x (B, T, ...)."""
+        return x[torch.arange(len(self.anchor), device=x.device), self.anchor]
+
+
+NOISE_VARIANCE = 1e-5
+"""Floor of the variance, about 0.0016 of reflectance: no date agrees better with another than sensors do."""
 
 
 def prepare_dates(cloudy: Tensor, *, cloud: Tensor, observed: Tensor, reference: Tensor) -> MatchedDates:
@@ -35,19 +51,51 @@ def prepare_dates(cloudy: Tensor, *, cloud: Tensor, observed: Tensor, reference:
 
     cloud: (B, T, H, W) in [0, 1]; observed: bool (B, T, H, W); reference: (B,) long.
     """
-    clear = (1 - cloud.float()) * observed
-    asked = reference >= 0
-    clearest = clear.sum(dim=(2, 3)).argmax(dim=1)
-    anchor = torch.where(asked, reference.clamp(min=0), clearest)
-    dates = match_dates(cloudy, clear, anchor)
-    rows = torch.arange(len(anchor), device=anchor.device)
-    fill = smooth_fill(cloudy[rows, anchor], clear[rows, anchor])
-    flag = F.one_hot(anchor, cloudy.shape[1]).to(cloudy.dtype) * torch.where(asked, 1.0, 0.5).to(cloudy.dtype)[:, None]
-    return MatchedDates(dates=dates, fill=fill.to(cloudy.dtype), clear=clear, flag=flag)
+    with torch.no_grad(), full_precision(cloudy):
+        clear = (1 - cloud.float()) * observed
+        asked = reference >= 0
+        anchor = torch.where(asked, reference.clamp(min=0), clearest_date(cloudy, clear, observed))
+        dates = match_dates(cloudy, clear, anchor)
+        rows = torch.arange(len(anchor), device=anchor.device)
+        target, target_clear = cloudy[rows, anchor].float(), clear[rows, anchor]
+        fill = spread_from_clear(target, target_clear)
+        # How well does each candidate explain the anchor nearby? Its own variance would be 0; that is settled by
+        # a preference, not by this.
+        candidates = torch.cat([dates, fill[:, None]], dim=1)
+        squared = (candidates - target[:, None]).square().mean(dim=2)
+        both = torch.cat([clear, torch.ones_like(clear[:, :1])], dim=1) * target_clear[:, None]
+        variance = spread_from_clear(squared.flatten(0, 1)[:, None], both.flatten(0, 1), floor=1e-4)
+        flag = F.one_hot(anchor, cloudy.shape[1]).to(cloudy.dtype)
+        flag = flag * torch.where(asked, 1.0, 0.5).to(cloudy.dtype)[:, None]
+    return MatchedDates(
+        dates=dates,
+        fill=fill.to(cloudy.dtype),
+        clear=clear,
+        variance=variance.view(squared.shape) + NOISE_VARIANCE,
+        anchor=anchor,
+        flag=flag,
+    )
+
+
+def clearest_date(cloudy: Tensor, clear: Tensor, observed: Tensor) -> Tensor:
+    """Return (B,) the date with the most clear pixels, among dates that show any; of equals the darkest.
+
+    Equals are common (all clear, all overcast), and must not be told apart by their order: the darkest has the
+    thinnest cloud. Arguments as in `prepare_dates`.
+    """
+    seen = observed.sum(dim=(2, 3)).double()
+    brightness = (cloudy.double().mean(dim=2) * observed).sum(dim=(2, 3)) / seen.clamp(min=1)
+    # Under half a pixel for any possible brightness, so that it only ever decides between equals.
+    score = clear.double().sum(dim=(2, 3)) - 0.05 * brightness
+    return score.masked_fill(seen == 0, -torch.inf).argmax(dim=1)
 
 
 class CompositeHead(nn.Module):
-    """Per-pixel weights over the matched dates and the smooth fill, from the condition network's finest features."""
+    """Per-pixel weights over the matched dates and the smooth fill, from the condition network's finest features.
+
+    Untrained, the weights are inverse squared variances of the clear candidates: a classical blend. Training adds to their
+    logarithms.
+    """
 
     def __init__(self, width: int, *, stem: int) -> None:
         super().__init__()
@@ -58,8 +106,9 @@ class CompositeHead(nn.Module):
         self.logit = zero_init(nn.Conv2d(width, stem**2, 3, padding=1))
         self.fill_logit = zero_init(nn.Conv2d(width, stem**2, 3, padding=1))
         self.trust_mask = nn.Parameter(torch.tensor(1.0))
-        self.prefer_reference = nn.Parameter(torch.tensor(4.0))
-        self.prefer_fill = nn.Parameter(torch.tensor(-3.0))
+        self.trust_fit = nn.Parameter(torch.tensor(2.0))
+        self.prefer_anchor = nn.Parameter(torch.tensor([0.0, 8.0]))
+        self.prefer_fill = nn.Parameter(torch.tensor(-4.0))
 
     def forward(
         self, matched: MatchedDates, dates_fine: Tensor, fused_fine: Tensor, available: Tensor
@@ -72,10 +121,56 @@ class CompositeHead(nn.Module):
         learned = depth_to_space(self.logit(h), self.stem).view(batch, dates, *matched.clear.shape[-2:])
         fill = depth_to_space(self.fill_logit(F.gelu(place)), self.stem)
         with full_precision(fill):
-            prior = self.trust_mask * (matched.clear.float() + 1e-3).log()
-            bonus = self.prefer_reference * (matched.flag == 1)[:, :, None, None] * matched.clear
-            logits = (learned.float() + prior + bonus).masked_fill(~available, float("-inf"))
-            weights = torch.cat([logits, fill.float() + self.prefer_fill], dim=1).softmax(dim=1)
-            candidates = torch.cat([matched.dates, matched.fill[:, None]], dim=1).float()
-            composite = torch.einsum("bthw,btchw->bchw", weights, candidates)
-        return composite, weights
+            return blend(
+                matched,
+                torch.cat([learned, fill], dim=1).float(),
+                available,
+                trust_mask=self.trust_mask,
+                trust_fit=self.trust_fit,
+                prefer_anchor=self.prefer_anchor,
+                prefer_fill=self.prefer_fill,
+            )
+
+
+def blend(
+    matched: MatchedDates,
+    learned: Tensor,
+    available: Tensor,
+    *,
+    trust_mask: Tensor,
+    trust_fit: Tensor,
+    prefer_anchor: Tensor,
+    prefer_fill: Tensor,
+) -> tuple[Tensor, Tensor]:
+    """Return (composite, weights) from learned logits (B, T + 1, H, W) added to the classical ones.
+
+    The weights choose among the other dates first; what that choice gets wrong at the anchor's clear pixels is
+    carried smoothly into the hidden ones; then the anchor's own pixels come in where they are clear.
+    """
+    dates = matched.dates.float()
+    is_anchor = (matched.flag > 0)[:, :, None, None]
+    # The floor is small: where no date is clear, even a thousandth of each would carry cloud in beside the fill.
+    prior = trust_mask * (matched.clear + 1e-5).log()
+    prior = torch.cat([prior, torch.zeros_like(prior[:, :1]) + prefer_fill], dim=1)
+    logits = learned + prior - trust_fit * matched.variance.log()
+    hidden = torch.cat([~available | is_anchor, torch.zeros_like(is_anchor[:, :1]).expand(-1, -1, *available.shape[-2:])], dim=1)
+    others = logits.masked_fill(hidden, float("-inf"))
+    weights = others.softmax(dim=1)
+    candidates = torch.cat([dates, matched.fill[:, None].float()], dim=1)
+    image = torch.einsum("bthw,btchw->bchw", weights, candidates)
+
+    own, own_clear = matched.at_anchor(dates), matched.at_anchor(matched.clear)
+    image = image + spread_from_clear(own - image, own_clear)
+    # The anchor against all others together: their joint evidence is the log-sum of their logits.
+    asked = (matched.flag.amax(dim=1) == 1).float()
+    preference = torch.lerp(prefer_anchor[0], prefer_anchor[1], asked)[:, None, None] * own_clear
+    own_logit = matched.at_anchor(learned[:, :-1]) + matched.at_anchor(prior[:, :-1]) + preference
+    # A date that only fills up the batch has no part in the mean.
+    seen = available.any(dim=(2, 3), keepdim=True).float()
+    usual = (matched.variance[:, :-1] * seen).sum(dim=1) / seen.sum(dim=1).clamp(min=1)
+    own_logit = own_logit - trust_fit * usual.log()
+    share = (own_logit - others.logsumexp(dim=1)).sigmoid() * matched.at_anchor(available).float()
+    composite = image + share[:, None] * (own - image)
+    spread = weights * (1 - share[:, None])
+    weights = torch.cat([torch.where(is_anchor, share[:, None], spread[:, :-1]), spread[:, -1:]], dim=1)
+    return composite, weights

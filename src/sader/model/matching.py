@@ -16,14 +16,15 @@ from sader.model.blocks import full_precision, reflect_pad
 
 CELL = 8
 """Edge of a statistics cell in pixels."""
-RIDGE_GLOBAL = 3e-4
-RIDGE_LOCAL = 3e-3
-"""Ridge on the slopes, in squared model units (bands vary by about 0.1, squared 0.01)."""
+RIDGE_GLOBAL = 1e-5
+RIDGE_LOCAL = 3e-4
+"""Ridge on the slopes, in squared model units (bands vary by about 0.1, squared 0.01). This and the constants below were
+chosen on the training places of CloudSEN12: wide neighbourhoods win, because labels miss the fringes of clouds."""
 PIXELS_GLOBAL = 64.0
 """Evidence, in clear pixels, at which the global fit is trusted by half."""
-WEIGHT_LOCAL = 0.02
+WEIGHT_LOCAL = 0.005
 """Share of clear pixels nearby at which the local fit is trusted by half."""
-SPREADS = (1.0, 2.0, 4.0, 8.0, 16.0)
+SPREADS = (3.0, 6.0, 12.0, 24.0)
 """Standard deviations, in cells, of the Gaussians that add up to a heavy-tailed neighbourhood."""
 
 
@@ -139,17 +140,15 @@ def _fit(moments: Tensor, *, ridge: float, half: float) -> tuple[Tensor, Tensor]
     return slope, offset
 
 
-def smooth_fill(image: Tensor, clear: Tensor) -> Tensor:
-    """Return (B, C, H, W) with the hidden pixels filled smoothly from the clear ones around them.
+def spread_from_clear(values: Tensor, clear: Tensor, *, floor: float = 1e-5) -> Tensor:
+    """Return (N, D, H, W) smooth: the local mean of `values` over clear pixels, carried across what is hidden.
 
-    image: (B, C, H, W); clear: (B, H, W) in [0, 1]. Without a single clear pixel it is the plain local mean.
+    values: (N, D, H, W); clear: (N, H, W) in [0, 1]. floor: the weight of a hidden pixel; it decides only where no clear
+    pixel is near. Differentiable.
     """
-    with torch.no_grad(), full_precision(image):
-        height, width = image.shape[-2:]
-        ph, pw = -(-height // CELL) * CELL, -(-width // CELL) * CELL
-        weight = F.pad(clear.float() + 1e-5, (0, pw - width, 0, ph - height))[:, None]
-        padded = F.pad(image.float(), (0, pw - width, 0, ph - height))
-        cells = F.avg_pool2d(torch.cat([padded * weight, weight], dim=1), CELL)
-        spread = heavy_tailed_blur(cells)
-        mean = spread[:, :-1] / spread[:, -1:].clamp(min=1e-8)
-        return _to_pixels(mean, height, width)
+    height, width = values.shape[-2:]
+    ph, pw = -(-height // CELL) * CELL, -(-width // CELL) * CELL
+    weight = F.pad(clear.float() + floor, (0, pw - width, 0, ph - height))[:, None]
+    padded = F.pad(values.float(), (0, pw - width, 0, ph - height))
+    blurred = heavy_tailed_blur(F.avg_pool2d(torch.cat([padded * weight, weight], dim=1), CELL))
+    return _to_pixels(blurred[:, :-1] / blurred[:, -1:].clamp(min=1e-8), height, width)

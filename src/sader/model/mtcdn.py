@@ -122,7 +122,7 @@ class MTCDN(nn.Module):
         levels, widths = len(config.widths), config.widths
 
         if config.composite:
-            condition_in = 3 * bands + aux + 3  # date, matched date, fill, aux, cloud, observed, flag
+            condition_in = 3 * bands + aux + 5  # date, matched date, fill, aux, cloud, observed, flag, two variances
             frame_static = 2 * bands + aux + 2  # composite, matched date, aux, cloud, flag
         else:
             condition_in = frame_static = bands + aux
@@ -273,6 +273,7 @@ class MTCDN(nn.Module):
         matched = prepare_dates(cloudy, cloud=cloud, observed=observed, reference=reference)
         matched_dates = matched.dates.to(cloudy.dtype).masked_fill(~use, 0.0)
         per_pixel = (observed[:, :, None].to(cloudy.dtype), matched.flag[:, :, None, None, None].expand(-1, -1, 1, ph, pw))
+        trust = matched.log_variance().to(cloudy.dtype)
         inputs = torch.cat(
             [
                 cloudy,
@@ -281,6 +282,8 @@ class MTCDN(nn.Module):
                 aux_frames,
                 cloud[:, :, None],
                 *per_pixel,
+                trust[:, :-1, None],
+                trust[:, -1:, None].expand(-1, dates, -1, -1, -1),
             ],
             dim=2,
         )
@@ -359,7 +362,8 @@ class MTCDN(nn.Module):
             value = value + torch.arange(dates, device=present.device)
         elif self.config.date_input == "days" and days is not None:
             # A year is one unit; relative days only, so that no absolute calendar is learned.
-            value = days.to(value) / 365.25
+            # The day of an absent date may be anything, NaN included.
+            value = (days.to(value) / 365.25).masked_fill(~present, 0.0)
         return self.date_embedding(rearrange(value, "b t -> (b t)"))
 
     # ---------------------------------------------------------------- what is done at every step

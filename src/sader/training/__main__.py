@@ -6,6 +6,7 @@ Needs torch, numpy, einops, safetensors, PyYAML and PyTorch Lightning only. The 
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -19,7 +20,7 @@ def _train_parser() -> argparse.ArgumentParser:
     parser.add_argument("--data", nargs="+", default=[], help="shards to train on, files or folders")
     parser.add_argument("--validation", nargs="+", default=[], help="shards of other places to validate on")
     parser.add_argument("--run", type=Path, required=True, help="folder of the run")
-    parser.add_argument("--set", nargs="+", action="extend", default=[], metavar="KEY=VALUE", help="train.steps=1000 ...")
+    parser.add_argument("--set", nargs="+", action="extend", default=[], metavar="KEY=VALUE", help="train.steps=...")
     parser.add_argument("--resume", action="store_true", help="go on with an interrupted run")
     parser.add_argument("--init", help="weights to start from: a shipped name or a file")
     parser.add_argument("--quiet", action="store_true", help="no progress bar")
@@ -28,12 +29,13 @@ def _train_parser() -> argparse.ArgumentParser:
 
 def _guide_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m sader.training guide", description="Pretrain a resampling guide.")
-    parser.add_argument("--data", nargs="+", required=True, help="shards to train on, files or folders")
-    parser.add_argument("--out", type=Path, required=True, help="file of the trained guide (.safetensors)")
-    parser.add_argument("--kind", default="mae", help="mae, mae-paper or conv")
-    parser.add_argument("--bands", default="B02,B03,B04,B08", help="bands of the images, B02,B03,...")
-    parser.add_argument("--set", nargs="+", action="extend", default=[], metavar="KEY=VALUE", help="steps=1000 ...")
+    parser.add_argument("--data", nargs="+", default=[], help="shards to train on, files or folders")
+    parser.add_argument("--run", type=Path, required=True, help="folder of the run")
+    parser.add_argument("--kind", help="mae (default), mae-paper or conv")
+    parser.add_argument("--bands", help="bands of the images, B02,B03,...")
+    parser.add_argument("--set", nargs="+", action="extend", default=[], metavar="KEY=VALUE", help="train.steps=...")
     parser.add_argument("--resume", action="store_true", help="go on with an interrupted run")
+    parser.add_argument("--quiet", action="store_true", help="no progress bar")
     return parser
 
 
@@ -46,8 +48,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
             given = _guide_parser().parse_args(words[1:])
             path = run_guide(
-                given.data, given.out, kind=given.kind, bands=given.bands, overrides=given.set, resume=given.resume
-            )
+                given.data, given.run, kind=given.kind, bands=given.bands, overrides=given.set, resume=given.resume,
+                progress=not given.quiet,
+            )  # fmt: skip
         else:
             from sader.training.launch import run_training
 
@@ -59,7 +62,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except SaderError as error:
         print(f"{type(error).__name__}: {error}", file=sys.stderr)
         return 2
-    print(f"wrote {path}")
+    if os.environ.get("LOCAL_RANK", "0") == "0":  # the other processes of a distributed run wrote nothing
+        print(f"wrote {path}")
     return 0
 
 

@@ -55,6 +55,8 @@ class TrainConfig:
     """"auto": bf16 autocast on a GPU, fp32 on a CPU."""
     compile: bool = False
     """torch.compile: about 1.4 times faster after three minutes of compiling (LESSONS 9)."""
+    record: bool = True
+    """On one GPU, record the step as a CUDA graph and replay it (`graph.py`): small networks are bound by launching."""
     init: str | None = None
     """Weights to start from: a shipped name or a file. None: random."""
     half: bool = True
@@ -110,7 +112,7 @@ class RunConfig:
 
 FREE_KEYS = frozenset(
     f"train.{key}"
-    for key in ("checkpoint_every", "log_every", "validate_every", "validate_batches", "panels", "devices", "half")
+    for key in ("checkpoint_every", "log_every", "validate_every", "validate_batches", "panels", "devices", "half", "record")
 )
 """What may change when a run goes on: none of it changes the weights."""
 
@@ -124,7 +126,7 @@ def resolve(base: str | Path | ModelConfig, overrides: Iterable[str] = ()) -> Ru
     if isinstance(base, ModelConfig):
         model = base
     elif str(base).endswith((".yaml", ".yml")):
-        changes = _read_yaml(Path(base))
+        changes = read_yaml(Path(base))
         model = get_preset(changes.pop("base")) if "base" in changes else ModelConfig()
     else:
         model = get_preset(str(base))
@@ -135,15 +137,15 @@ def resolve(base: str | Path | ModelConfig, overrides: Iterable[str] = ()) -> Ru
 
 def load_run_config(path: Path) -> RunConfig:
     """Return the config a run folder was started with."""
-    return merged(RunConfig(), _read_yaml(path))
+    return merged(RunConfig(), read_yaml(path))
 
 
-def save_run_config(config: RunConfig) -> bytes:
+def save_run_config(config: Any) -> bytes:
     """Return the resolved config as YAML."""
     return yaml.safe_dump(_plain(to_dict(config)), sort_keys=False).encode()
 
 
-def differing_keys(first: RunConfig, second: RunConfig) -> list[str]:
+def differing_keys(first: Any, second: Any) -> list[str]:
     """Return "key: a -> b" for every value in which the configs differ, except `FREE_KEYS`."""
     a, b = _flat(_plain(to_dict(first))), _flat(_plain(to_dict(second)))
     keys = sorted(key for key in a.keys() | b.keys() if a.get(key) != b.get(key) and key not in FREE_KEYS)
@@ -170,11 +172,12 @@ def merged(config: RunConfig, changes: dict[str, Any]) -> RunConfig:
     )
 
 
-def _read_yaml(path: Path) -> dict[str, Any]:
+def read_yaml(path: Path) -> dict[str, Any]:
+    """Return the mapping a YAML file holds."""
     try:
         values = yaml.safe_load(path.read_text(encoding="utf-8"))
     except OSError as error:
-        raise TrainingError(f"cannot read {path}: {error.strerror}. Give a preset or a YAML file that exists.") from error
+        raise TrainingError(f"cannot read {path}: {error.strerror}. Give a preset or a file that exists.") from error
     except yaml.YAMLError as error:
         raise ConfigError(f"{path} is not valid YAML: {' '.join(str(error).split())}.") from error
     if not isinstance(values, dict):

@@ -21,7 +21,7 @@ class Ema:
 
     def __init__(self, module: nn.Module, decay: float = 0.999) -> None:
         self.decay, self.updates = decay, 0
-        self._parameters = list(module.parameters())
+        self._parameters: list[Tensor] = list(module.parameters())
         self._names = [name for name, _ in module.named_parameters()]
         self.shadow = [parameter.detach().clone() for parameter in self._parameters]
 
@@ -57,4 +57,6 @@ class Ema:
             raise CheckpointError(f"the saved average does not fit this network (first difference: {odd}).")
         self.updates = int(state["updates"])
         with torch.no_grad():
-            torch._foreach_copy_(self.shadow, [shadow[name].to(s) for name, s in zip(self._names, self.shadow, strict=True)])
+            torch._foreach_copy_(
+                self.shadow, [shadow[name].to(s) for name, s in zip(self._names, self.shadow, strict=True)]
+            )

@@ -35,6 +35,8 @@ class BatchFeed:
         """Host time spent in `take`; with `prepare` called in time, that is next to nothing."""
         self._ready: dict[int, SeriesBatch] = {}
         self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None
+        if self._stream is not None:  # the series were loaded by the stream that trains
+            self._stream.wait_stream(torch.cuda.current_stream(device))
         self._steps: deque[torch.cuda.Event] = deque()
 
     def prepare(self, number: int) -> None:

@@ -29,13 +29,17 @@ def run_training(
     preset: a name or a YAML file. Without it the network is that of `init`, or of the folder to resume.
     """
     config = _config(preset, Path(run_dir), overrides, resume=resume, init=init)
-    shards = {"shards": tuple(map(str, data)), "validation": tuple(map(str, validation))}
-    given = {key: value for key, value in shards.items() if value}
-    config = dataclasses.replace(config, data=dataclasses.replace(config.data, **given))
+    if data:
+        config = dataclasses.replace(config, data=dataclasses.replace(config.data, shards=tuple(map(str, data))))
+    if validation:
+        places = tuple(map(str, validation))
+        config = dataclasses.replace(config, data=dataclasses.replace(config.data, validation=places))
     return fit(config, run_dir, resume=resume, init_from=init, progress=progress)
 
 
-def _config(preset: str | None, run_dir: Path, overrides: Sequence[str], *, resume: bool, init: str | None) -> RunConfig:
+def _config(
+    preset: str | None, run_dir: Path, overrides: Sequence[str], *, resume: bool, init: str | None
+) -> RunConfig:
     if preset is not None:
         return resolve(preset, overrides)
     if resume and (run_dir / CONFIG_FILE).is_file():

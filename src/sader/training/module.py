@@ -7,77 +7,75 @@ else: not on what ran before, nor in how many processes. Files, folders and devi
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from time import monotonic
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 import torch.distributed
 from pytorch_lightning import LightningModule
+from torch import Tensor, nn
 
-from sader.data.series import keyed_generator
-from sader.diffusion import Denoiser
+from sader.data.series import SeriesBatch, keyed_generator
 from sader.errors import TrainingError
 from sader.training.config import TrainConfig
 from sader.training.ema import Ema
 from sader.training.feed import BatchFeed, Maker
-from sader.training.objective import Objective
-from sader.training.optim import make_optimizers, progress_of, rate_factor, set_rate
+from sader.training.optim import OUTER_LAYERS, make_optimizers, progress_of, rate_factor, set_rate
+
+
+class LossOf(Protocol):
+    """What a step minimises: `objective.Objective` for a denoiser, `guide.GuideObjective` for a guide."""
+
+    def __call__(
+        self, network: Any, batch: SeriesBatch, generator: torch.Generator, /
+    ) -> tuple[Tensor, dict[str, Tensor]]: ...
+
 
 AfterStep = Callable[["TrainingModule", int, bool], None]
 
 
 class TrainingModule(LightningModule):
-    """Trains a denoiser; holds all that a checkpoint must hold.
+    """Trains a denoiser (or a guide); holds all that a checkpoint must hold.
 
+    outer: first and last layers, which Muon leaves to AdamW (`optim.split_parameters`).
     make_maker: called with the device once it is known; gives the batches.
     after_step: called with (module, steps done, whether the run is over) after every step.
     """
 
     def __init__(
         self,
-        denoiser: Denoiser,
-        objective: Objective,
+        denoiser: nn.Module,
+        objective: LossOf,
         config: TrainConfig,
         *,
         make_maker: Callable[[torch.device], Maker],
         bf16: bool,
+        outer: Sequence[str] = OUTER_LAYERS,
         after_step: AfterStep | None = None,
     ) -> None:
         super().__init__()
         self.automatic_optimization = False
         self.denoiser, self.objective, self.config = denoiser, objective, config
-        self.bf16 = bf16
+        self.bf16, self.outer = bf16, tuple(outer)
         self.steps_done, self.elapsed = 0, 0.0
         self.latest: dict[str, float] = {}
         self._make_maker, self._after_step = make_maker, after_step
         self._optimizers: list[torch.optim.Optimizer] = []
         self._restored: dict[str, Any] | None = None
-        self._recent: list[tuple[int, dict[str, torch.Tensor]]] = []
-        self._clock = 0.0
+        self._recent: list[tuple[int, dict[str, Tensor]]] = []
+        self._clock, self._factor = 0.0, 0.0
+        self._graph: Any = None
 
     # ---------------------------------------------------------------- the step
 
     def training_step(self, step: int, batch_idx: int = 0) -> None:
         """Do step number `step` (from 0): gradients of all micro-batches, clip, both optimisers, average."""
         config = self.config
-        set_rate(self._optimizers, rate_factor(self.progress(), warmup=config.warmup))
-        terms: dict[str, torch.Tensor] = {}
-        for number in self._micro_batches(step):
-            batch = self.feed.take(number)
-            with self._precision():
-                loss, parts = self.objective(self.denoiser, batch, self._generator(number))
-            (loss / config.accumulate).backward()
-            for name, value in {"loss": loss.detach(), **parts}.items():
-                terms[name] = terms.get(name, 0.0) + value.float() / config.accumulate
-        self._sum_over_processes(terms)
-        parameters = [p for p in self.denoiser.parameters() if p.grad is not None]
-        limit = config.clip or math.inf
-        terms["gradient_norm"] = torch.nn.utils.clip_grad_norm_(parameters, limit)
-        for optimizer in self._optimizers:
-            optimizer.step()
-            optimizer.zero_grad(set_to_none=True)
+        self._factor = rate_factor(self.progress(), warmup=config.warmup)
+        set_rate(self._optimizers, self._factor)
+        terms = self._recorded(step) if self.recording else self._eager(step)
         self.ema.update()
 
         self.steps_done = step + 1
@@ -93,6 +91,55 @@ class TrainingModule(LightningModule):
         if over:
             self.trainer.should_stop = True
 
+    def _eager(self, step: int) -> dict[str, Tensor]:
+        """Gradients of this process's micro-batches one after the other, then the update."""
+        terms: dict[str, Tensor] = {}
+        for number in self._micro_batches(step):
+            for name, value in self._gradients(self.feed.take(number), self._generator(number)).items():
+                terms[name] = terms.get(name, 0.0) + value / self.config.accumulate
+        self._sum_over_processes(terms)
+        self._update(terms)
+        for optimizer in self._optimizers:
+            optimizer.zero_grad(set_to_none=True)
+        return terms
+
+    def _recorded(self, step: int) -> dict[str, Tensor]:
+        """The same as one replay of a CUDA graph, recorded at the first step (after any state was restored)."""
+        batch = self.feed.take(step)
+        if self._graph is None:
+            from sader.training.graph import GraphedStep
+
+            def body(batch: SeriesBatch, generator: torch.Generator) -> dict[str, Tensor]:
+                terms = self._gradients(batch, generator)
+                self._update(terms)
+                return terms
+
+            self._graph = GraphedStep(
+                body, batch, parameters=list(self.denoiser.parameters()), optimizers=self._optimizers
+            )
+        return self._graph(batch, self._seed(step))
+
+    def _gradients(self, batch: SeriesBatch, generator: torch.Generator) -> dict[str, Tensor]:
+        """Add the gradients of one micro-batch; return its terms."""
+        with self.precision():
+            loss, parts = self.objective(self.denoiser, batch, generator)
+        (loss / self.config.accumulate).backward()
+        return {name: value.float() for name, value in {"loss": loss.detach(), **parts}.items()}
+
+    def _update(self, terms: dict[str, Tensor]) -> None:
+        """Clip the gradients, note their norm and move the parameters."""
+        parameters = [p for p in self.denoiser.parameters() if p.grad is not None]
+        terms["gradient_norm"] = torch.nn.utils.clip_grad_norm_(parameters, self.config.clip or math.inf)
+        for optimizer in self._optimizers:
+            optimizer.step()
+
+    @property
+    def recording(self) -> bool:
+        """Whether steps are replayed as a CUDA graph: one GPU, one micro-batch a step, nothing compiled."""
+        config = self.config
+        alone = config.devices == 1 and config.accumulate == 1 and not config.compile
+        return config.record and alone and self.device.type == "cuda"
+
     def _micro_batches(self, step: int) -> range:
         """Return the numbers of this process's micro-batches: a step's are dealt out in turn."""
         first = step * self.config.accumulate
@@ -100,15 +147,19 @@ class TrainingModule(LightningModule):
 
     def _generator(self, number: int) -> torch.Generator:
         """Return the source of the noise of micro-batch `number`; dropout's is seeded along."""
-        seed = int(keyed_generator(self.config.seed, number, 2).integers(2**62))
+        seed = self._seed(number)
         torch.manual_seed(seed)
         return torch.Generator(self.device).manual_seed(seed)
 
-    def _precision(self) -> Any:
+    def _seed(self, number: int) -> int:
+        return int(keyed_generator(self.config.seed, number, 2).integers(2**62))
+
+    def precision(self) -> Any:
+        """Return the context the network is evaluated in."""
         # Only the network runs in bf16; batches, optimisers and averages never see the autocast.
         return torch.autocast(self.device.type, torch.bfloat16) if self.bf16 else nullcontext()
 
-    def _sum_over_processes(self, terms: dict[str, torch.Tensor]) -> None:
+    def _sum_over_processes(self, terms: dict[str, Tensor]) -> None:
         """Add up gradients and terms of all processes: the same sum that one process makes of all micro-batches."""
         if self.config.devices == 1:
             return
@@ -145,7 +196,8 @@ class TrainingModule(LightningModule):
         if not self._recent:
             return
         names = list(self._recent[0][1])
-        table = torch.stack([torch.stack([terms[name].float() for name in names]) for _, terms in self._recent]).tolist()
+        values = [torch.stack([terms[name].float() for name in names]) for _, terms in self._recent]
+        table = torch.stack(values).tolist()
         numbers = [number for number, _ in self._recent]
         self._recent.clear()
         for number, row in zip(numbers, table, strict=True):
@@ -157,7 +209,7 @@ class TrainingModule(LightningModule):
                         "and the run's model.safetensors; or look at the batch of that step for bad pixels."
                     )
         means = {name: sum(column) / len(column) for name, column in zip(names, zip(*table, strict=True), strict=True)}
-        means["lr_factor"] = rate_factor(self.progress(), warmup=self.config.warmup)
+        means["lr_factor"] = self._factor
         means["seconds"] = self.elapsed
         self.latest = means
         for logger in self.loggers:
@@ -168,7 +220,12 @@ class TrainingModule(LightningModule):
     def configure_optimizers(self) -> list[torch.optim.Optimizer]:
         config = self.config
         self._optimizers = make_optimizers(
-            self.denoiser, muon_lr=config.muon_lr, adam_lr=config.adam_lr, weight_decay=config.weight_decay
+            self.denoiser,
+            muon_lr=config.muon_lr,
+            adam_lr=config.adam_lr,
+            weight_decay=config.weight_decay,
+            outer=self.outer,
+            recorded=self.recording,
         )
         return self._optimizers
 
@@ -207,3 +264,6 @@ class TrainingModule(LightningModule):
         self.ema.load_state_dict(state["ema"])
         for optimizer, saved in zip(self._optimizers, state["optimizers"], strict=True):
             optimizer.load_state_dict(saved)
+            for group in optimizer.param_groups:
+                if isinstance(group["lr"], Tensor):
+                    group["lr"] = group["lr"].to(self.device)

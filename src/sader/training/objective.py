@@ -26,8 +26,8 @@ class ObjectiveConfig:
     """Weights of the paper's loss, used by networks without a composite."""
     composite: float = 1.0
     """Weight of the composite's own error; 0 trains the diffusion alone."""
-    diffusion: float = 1.0
-    """Weight of the denoising loss (squared error over c_out^2)."""
+    diffusion: float = 0.03
+    """Weight of the denoising loss (squared error over c_out^2): its scale is 1, that of the absolute errors 0.03."""
     regression: float = 1.0
     """Weight of the absolute error of the denoised image at the highest noise level, the one-step answer."""
     gradient: float = 0.5
@@ -161,7 +161,7 @@ class Objective:
         rows = (~answer).view(-1, 1, 1, 1)
         squared = (weight * rows * scale * (denoised - clear).square()).sum() / (weight * rows).sum().clamp(min=1.0)
         direct = spatial_error(denoised, clear, weight * ~rows, gradient=config.gradient)
-        return squared * 0.1, direct
+        return squared, direct
 
     def _pixel_weight(self, batch: SeriesBatch, clear: Tensor) -> Tensor:
         """Return how much each value counts, (B, C, H, W)."""

@@ -66,13 +66,13 @@ def orthogonalised(matrices: Tensor, *, steps: int = 5) -> Tensor:
 class Muon(torch.optim.Optimizer):
     """Momentum, Nesterov blend, orthogonalised update (METHOD 7). Equal shapes are stacked into one batch.
 
-    lr: 1e-3 (Sen2_MTC_New), 1e-4 (SEN12MS-CR-TS); momentum: of the running mean, 0.95; weight_decay: per unit of lr.
+    lr: 1e-3 (Sen2_MTC_New), 1e-4 (SEN12MS-CR-TS), a number or a tensor of one; momentum: of the running mean, 0.95; weight_decay: per unit of lr.
     """
 
     def __init__(
         self,
         params: Iterable[Any],
-        lr: float = 1e-3,
+        lr: float | Tensor = 1e-3,
         *,
         momentum: float = 0.95,
         weight_decay: float = 0.0,
@@ -97,9 +97,13 @@ class Muon(torch.optim.Optimizer):
             torch._foreach_lerp_(means, gradients, 1 - group["momentum"])
             blended = torch._foreach_lerp(gradients, means, group["momentum"])
             updates = _orthogonal_updates(blended, steps=group["newton_steps"])
+            rate = group["lr"]
             if group["weight_decay"]:
-                torch._foreach_mul_(moved, 1 - group["lr"] * group["weight_decay"])
-            torch._foreach_add_(moved, updates, alpha=-group["lr"])
+                torch._foreach_mul_(moved, 1 - rate * group["weight_decay"])
+            if isinstance(rate, Tensor):  # a recorded step reads the rate from memory
+                torch._foreach_sub_(moved, torch._foreach_mul(updates, rate))
+            else:
+                torch._foreach_add_(moved, updates, alpha=-rate)
 
 
 def _orthogonal_updates(blended: Sequence[Tensor], *, steps: int) -> list[Tensor]:
@@ -123,8 +127,11 @@ def make_optimizers(
     adam_lr: float,
     weight_decay: float = 0.0,
     outer: Sequence[str] = OUTER_LAYERS,
+    recorded: bool = False,
 ) -> list[torch.optim.Optimizer]:
     """Return [Muon, AdamW] over the parameters of `module`; one that would be empty is left out.
+
+    recorded: keep learning rates and step counts in device memory, for `graph.GraphedStep`.
 
     Each group keeps its peak rate under "peak_lr"; `set_rate` moves "lr" along the schedule.
     """
@@ -138,11 +145,15 @@ def make_optimizers(
         # The fused kernel moves all the small parameters in one launch.
         fused = all(p.is_cuda for p in others)
         made.append(
-            torch.optim.AdamW(others, adam_lr, betas=(0.9, 0.95), eps=1e-8, weight_decay=0.0, fused=fused or None)
+            torch.optim.AdamW(
+                others, adam_lr, betas=(0.9, 0.95), eps=1e-8, weight_decay=0.0, fused=fused or None, capturable=recorded
+            )
         )
     for optimizer in made:
         for group in optimizer.param_groups:
             group["peak_lr"] = group["lr"]
+            if recorded:
+                group["lr"] = torch.tensor(group["lr"], device=group["params"][0].device)
     return made
 
 
@@ -172,4 +183,8 @@ def set_rate(optimizers: Iterable[torch.optim.Optimizer], factor: float) -> None
     """Set every group's learning rate to `factor` peaks."""
     for optimizer in optimizers:
         for group in optimizer.param_groups:
-            group["lr"] = group["peak_lr"] * factor
+            rate = group["peak_lr"] * factor
+            if isinstance(group["lr"], Tensor):
+                group["lr"].fill_(rate)
+            else:
+                group["lr"] = rate

@@ -7,11 +7,12 @@ is installed, and model.safetensors: the averaged weights, ready for `CloudRemov
 from __future__ import annotations
 
 import dataclasses
-import importlib.util
 import logging
 import subprocess
 import sys
 import warnings
+from collections import Counter
+from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -27,6 +28,8 @@ from sader._version import __version__
 from sader.checkpoint import build_model, find_checkpoint, load_checkpoint, save_checkpoint, write_atomically
 from sader.config import to_dict
 from sader.data.bank import SeriesBank, SeriesMaker
+from sader.data.shards import shard_files
+from sader.diffusion import Denoiser
 from sader.errors import TrainingError
 from sader.training.config import RunConfig, TrainConfig, differing_keys, load_run_config, save_run_config
 from sader.training.feed import Maker
@@ -52,34 +55,56 @@ def fit(
     if init_from is not None:
         config = dataclasses.replace(config, train=dataclasses.replace(config.train, init=str(init_from)))
     device = choose_device(config.train)
-    main = rank_zero_only.rank in (None, 0)
+    check_shards(config.data.shards, *config.data.validation)
+    main = is_main_process()
     if main:
-        prepare_folder(config, run_dir, resume=resume)
-    state = load_state(run_dir) if resume else None
-    run = _Run(config, run_dir, main=main)
+        prepare_folder(config, run_dir, resume=resume, load=load_run_config)
+    run = _Run(config, run_dir, _first_model(config), main=main)
     module = TrainingModule(
-        _first_model(config),
-        Objective(config.objective),
+        run.denoiser,
+        run.objective,
         config.train,
         make_maker=run.make_maker,
-        bf16=config.train.precision == "bf16" or (config.train.precision == "auto" and device == "cuda"),
+        bf16=uses_bf16(config.train, device),
         after_step=run.after_step,
     )
+    if config.train.compile:
+        _compile(run.denoiser.network)
+    run_module(module, run_dir, device=device, resume=resume, progress=progress)
+    return run_dir / MODEL_FILE
+
+
+def run_module(module: TrainingModule, run_dir: Path, *, device: str, resume: bool, progress: bool = True) -> None:
+    """Run the steps that are left of a prepared run folder."""
+    state = load_state(run_dir) if resume else None
     if state is not None:
         module.restore(state)
-    if config.train.compile:
-        _compile(module.denoiser.network)
-    trainer = _trainer(config.train, run_dir, device, start=module.steps_done, main=main, progress=progress)
-    start = module.steps_done
-    if module.progress() < 1:
-        with warnings.catch_warnings():
-            # Steps are numbers, not files: there is nothing for workers to load.
-            warnings.filterwarnings("ignore", message=".*does not have many workers.*")
-            warnings.filterwarnings("ignore", message=".*tensorboardX.*")
-            trainer.fit(module, DataLoader(range(start, config.train.steps), batch_size=None))  # type: ignore[arg-type]
-    elif not (run_dir / MODEL_FILE).is_file():
-        raise TrainingError(f"{run_dir} is finished but {MODEL_FILE} is gone; start a new run with --init.")
-    return run_dir / MODEL_FILE
+    if module.progress() >= 1:
+        return
+    config, start = module.config, module.steps_done
+    trainer = _trainer(config, run_dir, device, start=start, main=is_main_process(), progress=progress)
+    with warnings.catch_warnings():
+        # Steps are numbers, not files: there is nothing for workers to load. We log by ourselves.
+        for noise in (".*does not have many workers.*", ".*smaller than the logging interval.*", ".*treespec.*"):
+            warnings.filterwarnings("ignore", message=noise)
+        trainer.fit(module, DataLoader(range(start, config.steps), batch_size=None))  # type: ignore[arg-type]
+
+
+def check_shards(shards: Sequence[str], *validation: str) -> None:
+    """Raise where there is nothing to train on, before a folder is made."""
+    if not shards:
+        raise TrainingError("no shards given; name them with --data (make them with: sader data pack).")
+    shard_files((*shards, *validation))
+
+
+def is_main_process() -> bool:
+    """Return whether this process writes files; the others of a distributed run only compute."""
+    return getattr(rank_zero_only, "rank", None) in (None, 0)
+
+
+def uses_bf16(config: TrainConfig, device: str) -> bool:
+    """Return whether the network runs in bf16 autocast."""
+    return config.precision == "bf16" or (config.precision == "auto" and device == "cuda")
 
 
 def choose_device(config: TrainConfig) -> str:
@@ -99,13 +124,13 @@ def choose_device(config: TrainConfig) -> str:
     return device
 
 
-def prepare_folder(config: RunConfig, run_dir: Path, *, resume: bool) -> None:
-    """Make the run folder and write its config, or check that it may be gone on with."""
+def prepare_folder(config: Any, run_dir: Path, *, resume: bool, load: Callable[[Path], Any]) -> None:
+    """Make the run folder and write its config, or check that it may be gone on with; `load` reads a config."""
     saved = run_dir / CONFIG_FILE
     if resume:
         if not saved.is_file():
             raise TrainingError(f"{run_dir} holds no {CONFIG_FILE}; expected the folder of a run. Leave out --resume.")
-        different = differing_keys(load_run_config(saved), config)
+        different = differing_keys(load(saved), config)
         if different:
             raise TrainingError(
                 f"{run_dir} was started with another config: {'; '.join(different)}. Go on with the old values, or "
@@ -118,7 +143,7 @@ def prepare_folder(config: RunConfig, run_dir: Path, *, resume: bool) -> None:
     write_atomically(saved, save_run_config(config))
 
 
-def _first_model(config: RunConfig) -> Any:
+def _first_model(config: RunConfig) -> Denoiser:
     """Return the model of step 0: random from the seed, or the weights of train.init."""
     torch.manual_seed(config.train.seed)
     model = build_model(config.model)
@@ -166,9 +191,12 @@ def _trainer(config: TrainConfig, run_dir: Path, device: str, *, start: int, mai
     loggers: list[Logger] = []
     if main:
         loggers.append(CsvLog(run_dir, keep_until=start))
-        if importlib.util.find_spec("tensorboard") is not None:
+        try:  # tensorboard is not everywhere; the CSV log always is
+            import tensorboard  # noqa: F401
             from pytorch_lightning.loggers import TensorBoardLogger
-
+        except ImportError:
+            pass
+        else:
             loggers.append(TensorBoardLogger(run_dir, name="", version="tensorboard", purge_step=start or None))
     return Trainer(
         accelerator="gpu" if device == "cuda" else "cpu",
@@ -190,22 +218,19 @@ def _trainer(config: TrainConfig, run_dir: Path, device: str, *, start: int, mai
 class _Run:
     """What happens around the steps: data at the start, checkpoints, validation and the export."""
 
-    def __init__(self, config: RunConfig, run_dir: Path, *, main: bool) -> None:
+    def __init__(self, config: RunConfig, run_dir: Path, denoiser: Denoiser, *, main: bool) -> None:
         self.config, self.run_dir, self.main = config, run_dir, main
+        self.denoiser, self.objective = denoiser, Objective(config.objective)
         self.sources: dict[str, int] = {}
         self.validation: Maker | None = None
 
     def make_maker(self, device: torch.device) -> Maker:
         """Load all shards onto the device."""
         data, network = self.config.data, self.config.model.network
-        if not data.shards:
-            raise TrainingError("data.shards is empty; name shards with --data (make them with: sader data pack).")
         # Auxiliary bands follow the others, as the objective expects.
         bands = (*network.bands, *network.aux_bands)
         bank = SeriesBank.load(data.shards, bands=bands, device=device)
-        for name in bank.names:
-            source = name.split("/")[0]
-            self.sources[source] = self.sources.get(source, 0) + 1
+        self.sources = count_sources(bank)
         maker = SeriesMaker(bank, data.maker, self.config.train.seed)
         if self.main and self.config.train.validate_every:
             self.validation = maker
@@ -230,13 +255,13 @@ class _Run:
         train, maker = self.config.train, self.validation
         assert maker is not None
         module.write_log()
-        denoiser = module.denoiser
+        denoiser = self.denoiser
         with module.ema.applied():
             denoiser.eval()
             shape = (train.batch_size, train.dates, train.crop)
-            with module._precision():
+            with module.precision():
                 found = scores(
-                    denoiser, module.objective, maker, shape=shape, batches=train.validate_batches, device=module.device
+                    denoiser, self.objective, maker, shape=shape, batches=train.validate_batches, device=module.device
                 )
                 if train.panels:
                     batch = maker.batch(VALIDATION_SEED, train.panels, train.dates, train.crop)
@@ -250,29 +275,39 @@ class _Run:
     def export(self, module: TrainingModule) -> None:
         """Write the averaged weights with their card as model.safetensors."""
         train = self.config.train
-        card = {
-            "command": " ".join(_command()),
-            "commit": git_commit(),
-            "date": datetime.now(UTC).strftime("%Y-%m-%d"),
-            "sader": __version__,
-            "torch": torch.__version__,
-            "device": torch.cuda.get_device_name(module.device) if module.device.type == "cuda" else "cpu",
-            "steps": module.steps_done,
-            "seconds": round(module.elapsed, 1),
-            "series_seen": module.steps_done * train.batch_size * train.accumulate,
-            "data": dict(self.sources),
-            "last": {name: round(value, 5) for name, value in module.latest.items()},
-            "train": to_dict(self.config.train),
-            "objective": to_dict(self.config.objective),
-        }
+        card = make_card(module, self.sources) | {"objective": to_dict(self.config.objective)}
         with module.ema.applied():
             save_checkpoint(
                 self.run_dir / MODEL_FILE,
-                module.denoiser,
+                self.denoiser,
                 self.config.model,
                 card=card,
                 dtype=torch.float16 if train.half else torch.float32,
             )
+
+
+def count_sources(bank: SeriesBank) -> dict[str, int]:
+    """Return how many series of each source the bank holds."""
+    return dict(Counter(name.split("/")[0] for name in bank.names))
+
+
+def make_card(module: TrainingModule, sources: dict[str, int]) -> dict[str, Any]:
+    """Return what is known about the training so far; `sources` counts the series of each source."""
+    train = module.config
+    return {
+        "command": " ".join(_command()),
+        "commit": git_commit(),
+        "date": datetime.now(UTC).strftime("%Y-%m-%d"),
+        "sader": __version__,
+        "torch": torch.__version__,
+        "device": torch.cuda.get_device_name(module.device) if module.device.type == "cuda" else "cpu",
+        "steps": module.steps_done,
+        "seconds": round(module.elapsed, 1),
+        "series_seen": module.steps_done * train.batch_size * train.accumulate,
+        "data": dict(sources),
+        "last": {name: round(value, 5) for name, value in module.latest.items()},
+        "train": to_dict(train),
+    }
 
 
 def _command() -> list[str]:
@@ -295,5 +330,3 @@ def git_commit() -> str | None:
     except (OSError, subprocess.SubprocessError):
         return None
     return commit + ("+" if dirty else "")
-
-

@@ -55,7 +55,7 @@ def load_state(run_dir: Path, *, device: torch.device | str = "cpu") -> dict[str
             warnings.warn(f"{path} cannot be read ({error}); the one before it is used.", stacklevel=2)
             continue
         if state.get("format") != FORMAT:
-            raise TrainingError(f"{path} has format {state.get('format')}; this version reads {FORMAT}. Start a new run.")
+            raise TrainingError(f"{path} has format {state.get('format')}; wanted {FORMAT}. Start a new run.")
         return state
     if files:
         raise TrainingError(f"none of the {len(files)} checkpoints in {run_dir / FOLDER} can be read. Start a new run.")

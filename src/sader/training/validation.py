@@ -35,8 +35,7 @@ def predict(denoiser: Denoiser, batch: SeriesBatch, *, generator: torch.Generato
 
     About a composite one step is taken, the answer of the regression.
     """
-    network = denoiser.network
-    assert isinstance(network, MTCDN)
+    network = _network(denoiser)
     bands = len(network.config.bands)
     cloudy = to_model_range(batch.cloudy)
     condition = network.condition(
@@ -64,6 +63,11 @@ def predict(denoiser: Denoiser, batch: SeriesBatch, *, generator: torch.Generato
     return Prediction(composite, to_reflectance(image[..., :height, :width]).clamp(0, 1))
 
 
+def _network(denoiser: Denoiser) -> MTCDN:
+    assert isinstance(denoiser.network, MTCDN)
+    return denoiser.network
+
+
 def _generator(device: torch.device, number: int) -> torch.Generator:
     seed = int(keyed_generator(VALIDATION_SEED, number).integers(2**62))
     return torch.Generator(device).manual_seed(seed)
@@ -84,7 +88,7 @@ def scores(
     PSNR counts scored pixels that the reference date hides; all scored pixels in a series without reference.
     """
     losses, sums = [], torch.zeros(3, dtype=torch.float64, device=device)
-    bands = len(denoiser.network.config.bands)
+    bands = len(_network(denoiser).config.bands)
     for number in range(batches):
         batch = maker.batch(VALIDATION_SEED + number, *shape)
         loss, _ = objective(denoiser, batch, _generator(device, 2 * number))

@@ -1,0 +1,149 @@
+"""Two questions beside the image: does the cloud head find the clouds, and does the spread say where the error is?
+
+LESSONS 4, 8 and 13. Labels and truths come from the records and items; nothing is trained or tuned here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass
+
+import numpy as np
+import torch
+
+from sader.baselines.rules import estimate_cloud_mask
+from sader.data.frames import observed
+from sader.data.series import CLEAR, SHADOW, THICK, UNKNOWN, to_model_range
+from sader.data.shards import SeriesRecord
+from sader.data.tasks import Item
+from sader.errors import DataError
+from sader.evaluation.methods import RemoverMethod
+from sader.inputs import prepare_series
+from sader.model.blocks import reflect_pad
+from sader.pipeline import CloudRemover
+
+
+@dataclass(frozen=True)
+class MaskScore:
+    """Cloud and shadow against clear, over labelled pixels of one place or all."""
+
+    place: str
+    iou: float
+    recall: float
+    precision: float
+    rules_iou: float
+    """The rule-based mask on the same pixels."""
+    pixels: int
+
+    def as_dict(self) -> dict[str, object]:
+        """Return the values by name."""
+        return asdict(self)
+
+
+def evaluate_cloud_head(
+    remover: CloudRemover, records: Iterable[SeriesRecord], *, threshold: float = 0.5
+) -> list[MaskScore]:
+    """Return the scores of each labelled place, and last those of all pixels together (place "all").
+
+    Dates without any labelled cloud count as well: what is called cloud there is a false alarm.
+    """
+    counts: dict[str, np.ndarray] = {}
+    for record in records:
+        if record.labels is None or not bool(((record.labels >= THICK) & (record.labels <= SHADOW)).any()):
+            continue
+        bands = [name for name in record.bands if name in remover.bands]
+        dn = record.dn[:, [record.bands.index(name) for name in bands]]
+        valid = observed(dn, bands)
+        images = np.minimum(dn.astype(np.float32) / 10000, 1) * valid[:, None]
+        known = valid & (record.labels != UNKNOWN)
+        truth = (record.labels != CLEAR) & known
+        found = cloud_probability(remover, images, bands, valid) >= threshold
+        rules = estimate_cloud_mask(images, bands, valid=valid)
+        both = [(mask & known, truth) for mask in (found, rules)]
+        numbers = [[(mask & true).sum(), mask.sum(), true.sum(), (mask | true).sum()] for mask, true in both]
+        counts[record.name] = np.array([*numbers[0], *numbers[1], known.sum()], np.int64)
+    if not counts:
+        raise DataError("no record has labelled clouds; expected places with labels such as CloudSEN12.")
+    counts["all"] = np.sum(list(counts.values()), axis=0)
+    return [
+        MaskScore(
+            place=place,
+            iou=_share(c[0], c[3]),
+            recall=_share(c[0], c[2]),
+            precision=_share(c[0], c[1]),
+            rules_iou=_share(c[4], c[7]),
+            pixels=int(c[8]),
+        )
+        for place, c in counts.items()
+    ]
+
+
+def cloud_probability(remover: CloudRemover, images: np.ndarray, bands: Iterable[str], valid: np.ndarray) -> np.ndarray:
+    """Return the cloud head's probability of cloud or shadow (T, H, W) for whole frames (T, C, H, W)."""
+    network = remover.config.network
+    series = prepare_series(
+        network, images, reference=None, cloud_mask=None, days=None, aux=None, valid=valid, bands=tuple(bands)
+    )
+    height, width = images.shape[-2:]
+    size = [-(-side // network.multiple) * network.multiple for side in (height, width)]
+    parts = []
+    with torch.inference_mode():
+        band_present = series.band_present.to(remover.device)
+        for date in range(len(images)):
+            seen = reflect_pad(series.valid[:, [date]], *size).to(remover.device)
+            cloudy = to_model_range(reflect_pad(series.cloudy[:, [date]], *size).to(remover.device))
+            use = seen[:, :, None] & band_present[:, None, :, None, None]
+            parts.append(remover.network.cloud_probability(cloudy.masked_fill(~use, 0.0), seen, band_present)[0, 0])
+    return torch.stack(parts)[:, :height, :width].float().cpu().numpy()
+
+
+@dataclass(frozen=True)
+class Calibration:
+    """How the stated spread compares with the error; for a Gaussian 0.68 of the errors lie inside one spread."""
+
+    inside_one: float
+    inside_two: float
+    correlation: float
+    """Rank correlation of spread and absolute error over pixels, mean over items."""
+    ratio: float
+    """Root mean square error / root mean square spread; 1 is honest, above 1 overconfident."""
+    items: int
+
+
+def calibration(method: RemoverMethod, items: Iterable[Item]) -> Calibration:
+    """Return the calibration of a method with at least two samples, over the scored pixels of all items."""
+    if method.samples < 2:
+        raise DataError(f"samples is {method.samples}; a spread needs at least 2. Use RemoverMethod(..., samples=4).")
+    inside, ranks, squares = [], [], []
+    for item in items:
+        result = method.predict(item)
+        assert result.spread is not None
+        error = np.abs(result.clear - item.clear)[:, item.scored].mean(0)
+        spread = result.spread[:, item.scored].mean(0)
+        inside.append([(error <= spread).mean(), (error <= 2 * spread).mean()])
+        squares.append([np.square(error).mean(), np.square(spread).mean()])
+        ranks.append(_rank_correlation(spread, error))
+    if not inside:
+        raise DataError("no item to calibrate on; expected at least one.")
+    one, two = np.mean(inside, axis=0)
+    wrong, stated = np.sqrt(np.mean(squares, axis=0))
+    return Calibration(
+        inside_one=float(one),
+        inside_two=float(two),
+        correlation=float(np.nanmean(ranks)) if np.isfinite(ranks).any() else float("nan"),
+        ratio=float(wrong / stated) if stated > 0 else float("inf"),
+        items=len(inside),
+    )
+
+
+def _rank_correlation(a: np.ndarray, b: np.ndarray) -> float:
+    """Return Spearman's correlation (ties broken by position); NaN for constants."""
+    if a.std() == 0 or b.std() == 0:
+        return float("nan")
+    x, y = (np.argsort(np.argsort(values, kind="stable"), kind="stable").astype(np.float64) for values in (a, b))
+    x, y = x - x.mean(), y - y.mean()
+    return float((x * y).sum() / np.sqrt(np.square(x).sum() * np.square(y).sum()))
+
+
+def _share(part: np.integer | int, whole: np.integer | int) -> float:
+    return float(part / whole) if whole else float("nan")

@@ -1,0 +1,63 @@
+"""`sader train` and `sader pretrain-guide`: parse, call one function, print. `register` adds both to the CLI."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import ModuleType
+from typing import Annotated
+
+import typer
+
+Set = Annotated[list[str] | None, typer.Option("--set", help="A changed key, such as train.steps=2000; repeatable.")]
+Run = Annotated[Path, typer.Option("--run", help="Folder of the run: config, log, checkpoints, weights.")]
+Quiet = Annotated[bool, typer.Option("--quiet", help="No progress bar.")]
+
+
+def train(
+    run: Run,
+    preset: Annotated[str | None, typer.Argument(help="A preset or a YAML file; not needed to resume or tune.")] = None,
+    data: Annotated[list[str] | None, typer.Option(help="Shards to train on, files or folders; repeatable.")] = None,
+    validation: Annotated[list[str] | None, typer.Option(help="Shards of other places to validate on.")] = None,
+    set_: Set = None,
+    resume: Annotated[bool, typer.Option("--resume", help="Go on with an interrupted run.")] = False,
+    init: Annotated[str | None, typer.Option(help="Fine-tune these weights: a shipped name or a file.")] = None,
+    quiet: Quiet = False,
+) -> None:
+    """Train a network on packed shards, fine-tune shipped weights, or go on with an interrupted run."""
+    launch = _training("sader.training.launch")
+    path = launch.run_training(
+        preset, run, data=data or (), validation=validation or (), overrides=set_ or (), resume=resume, init=init,
+        progress=not quiet,
+    )  # fmt: skip
+    typer.echo(f"wrote {path}")
+
+
+def pretrain_guide(
+    run: Run,
+    data: Annotated[list[str] | None, typer.Option(help="Shards to train on, files or folders; repeatable.")] = None,
+    kind: Annotated[str | None, typer.Option(help="mae (shipped), mae-paper or conv.")] = None,
+    bands: Annotated[str | None, typer.Option(help="Bands of the images, B02,B03,...")] = None,
+    set_: Set = None,
+    resume: Annotated[bool, typer.Option("--resume", help="Go on with an interrupted run.")] = False,
+    quiet: Quiet = False,
+) -> None:
+    """Pretrain the guide of the resampling (a masked autoencoder) on packed shards."""
+    guide = _training("sader.training.guide")
+    path = guide.run_guide(
+        data or (), run, kind=kind, bands=bands, overrides=set_ or (), resume=resume, progress=not quiet
+    )
+    typer.echo(f"wrote {path}")
+
+
+def _training(module: str) -> ModuleType:
+    """Return the module once Lightning is known to be there."""
+    from sader.errors import require
+
+    require("pytorch_lightning", extra="train", purpose="training")
+    return require(module, extra="train", purpose="training")
+
+
+def register(app: typer.Typer) -> None:
+    """Add the training commands to the command line."""
+    app.command("train")(train)
+    app.command("pretrain-guide")(pretrain_guide)

@@ -1,0 +1,98 @@
+"""One training step as a CUDA graph: thousands of small kernels launched as one.
+
+The networks here are small and their steps are bound by launching, not by arithmetic: on an H200 a recorded step took a
+fraction of the time of the same step run eagerly (benchmarks/RESULTS.md). Shapes are fixed during a run, so nothing is
+lost. What varies goes in through memory: the batch, the seed of the noise, the learning rates.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import fields
+
+import torch
+from torch import Tensor
+
+from sader.data.series import SeriesBatch
+
+_WARM_UP = 3
+"""Eager steps before recording: they choose algorithms and make the optimisers' state."""
+
+StepBody = Callable[[SeriesBatch, torch.Generator], dict[str, Tensor]]
+"""Gradients from nothing, clip, optimiser steps; returns the terms to log. Must not wait for the device."""
+
+
+class GraphedStep:
+    """Records `body` once and replays it for every batch.
+
+    parameters, optimizers: what `body` changes; their values before recording are kept. Optimisers must read their
+    learning rate from memory (`optim.make_optimizers(..., recorded=True)`).
+    """
+
+    def __init__(
+        self,
+        body: StepBody,
+        example: SeriesBatch,
+        *,
+        parameters: Sequence[Tensor],
+        optimizers: Sequence[torch.optim.Optimizer],
+    ) -> None:
+        self.batch = SeriesBatch(**{f.name: _copy(getattr(example, f.name)) for f in fields(example)})
+        self.generator = torch.Generator(example.cloudy.device).manual_seed(0)
+        before = [parameter.detach().clone() for parameter in parameters]
+        states_before = _state_tensors(optimizers)
+        saved = [tensor.clone() for tensor in states_before]
+
+        side = torch.cuda.Stream()
+        side.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(side):
+            for _ in range(_WARM_UP):
+                _forget_gradients(parameters)
+                body(self.batch, self.generator)
+        torch.cuda.current_stream().wait_stream(side)
+        _forget_gradients(parameters)
+
+        self.graph = torch.cuda.CUDAGraph()
+        self.graph.register_generator_state(self.generator)
+        with torch.cuda.graph(self.graph):
+            self.terms = body(self.batch, self.generator)
+        # The warm-up moved everything: put it back, in place, because the graph knows the addresses.
+        with torch.no_grad():
+            torch._foreach_copy_(list(parameters), before)
+            kept = {id(tensor): value for tensor, value in zip(states_before, saved, strict=True)}
+            for tensor in _state_tensors(optimizers):
+                if id(tensor) in kept:
+                    tensor.copy_(kept[id(tensor)])
+                else:  # made by the warm-up: as new
+                    tensor.zero_()
+
+    def __call__(self, batch: SeriesBatch, seed: int) -> dict[str, Tensor]:
+        """Do one step on `batch` with noise from `seed`; return its terms."""
+        for field in fields(batch):
+            value, place = getattr(batch, field.name), getattr(self.batch, field.name)
+            if place is not None:
+                place.copy_(value, non_blocking=True)
+        self.generator.manual_seed(seed)
+        self.graph.replay()
+        return {name: value.clone() for name, value in self.terms.items()}
+
+
+def _copy(value: Tensor | None) -> Tensor | None:
+    return None if value is None else value.clone()
+
+
+def _forget_gradients(parameters: Sequence[Tensor]) -> None:
+    for parameter in parameters:
+        parameter.grad = None
+
+
+def _state_tensors(optimizers: Sequence[torch.optim.Optimizer]) -> list[Tensor]:
+    """Return all tensors of the optimisers' state, in a fixed order."""
+    return [
+        value
+        for optimizer in optimizers
+        for group in optimizer.param_groups
+        for parameter in group["params"]
+        for _, value in sorted(optimizer.state.get(parameter, {}).items())
+        if isinstance(value, Tensor)
+    ]

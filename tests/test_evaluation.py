@@ -1,0 +1,307 @@
+"""Scoring: numbers equal to those worked out by hand, masks that go where they should, reports that read back."""
+
+from __future__ import annotations
+
+import csv
+import json
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+import typer
+from typer.testing import CliRunner
+
+from sader.baselines.rules import estimate_cloud_mask
+from sader.data.shards import SeriesRecord, write_shard
+from sader.data.tasks import Item, clean_this_date
+from sader.errors import ConfigError, DataError, ShapeError, ValueRangeError
+from sader.evaluation import (
+    ClassicalMethod,
+    RemoverMethod,
+    Row,
+    bootstrap,
+    classical_methods,
+    flat_colour_of_truth,
+    make_method,
+    markdown,
+    score,
+    score_items,
+    summarise,
+)
+from sader.evaluation.commands import register
+from sader.evaluation.diagnosis import calibration, evaluate_cloud_head
+from sader.evaluation.report import extreme_items, write_panels, write_report
+from sader.evaluation.run import EvaluationRequest, load_records, run_evaluation
+from sader.metrics import PSNR_CEILING
+from sader.pipeline import CloudRemover, Removal
+
+RGBN = ("B02", "B03", "B04", "B08")
+FAST = ("psnr", "psnr_unbiased", "sharpness")
+
+
+def place(name: str = "place_16", seed: int = 1) -> SeriesRecord:
+    rng = np.random.default_rng(seed)
+    ground = rng.integers(900, 1600, (1, 4, 64, 64))
+    dn = (ground + rng.integers(0, 60, (4, 4, 64, 64))).astype("u2")
+    labels = np.zeros((4, 64, 64), np.uint8)
+    for k in range(1, 4):
+        labels[k, 12 * k : 12 * k + 24, 8:50] = 1
+        dn[k][:, labels[k] > 0] = 8000
+    return SeriesRecord(dn, name, "cloudsen12", RGBN, labels, group=f"val/{name}")
+
+
+@pytest.fixture(scope="module")
+def items() -> list[Item]:
+    return list(clean_this_date([place(), place("place_17", 2)], limit=3))
+
+
+@pytest.fixture(scope="module")
+def remover() -> CloudRemover:
+    return CloudRemover.from_preset("small")
+
+
+def truth(item: Item) -> np.ndarray:
+    return item.clear
+
+
+def off_by(amount: float):
+    return lambda item: item.clear + np.float32(amount)
+
+
+def row(method: str, item: str, value: float, group: str = "a") -> Row:
+    return Row(item, group, "clean", method, 3, 0.5, 600, {"psnr": value, "lpips": 1 / value})
+
+
+def test_the_truth_scores_the_ceiling_and_keeps_the_clear_pixels(items: list[Item]) -> None:
+    rows = score_items(items[:1], {"truth": truth})
+    assert rows[0].scores["psnr"] == PSNR_CEILING
+    assert rows[0].scores["ssim"] == pytest.approx(1)
+    assert rows[0].scores["sharpness"] == pytest.approx(1)
+    assert rows[0].scores["unchanged"] == 1
+    assert rows[0].scores["clear_mae"] == 0
+
+
+def test_scores_are_those_worked_out_by_hand(items: list[Item]) -> None:
+    item = items[0]
+    values = score(item, item.clear + np.float32(0.01), ("psnr", "psnr_unbiased", "mae", "rmse"))
+    assert values["psnr"] == pytest.approx(40, abs=1e-3)
+    assert values["psnr_unbiased"] == pytest.approx(PSNR_CEILING, abs=15)
+    assert values["mae"] == pytest.approx(0.01, rel=1e-4)
+    rows = score_items([item], {"off": off_by(0.01)}, FAST)
+    assert rows[0].scores["unchanged"] == 0
+    assert rows[0].scores["clear_mae"] == pytest.approx(0.01, rel=1e-3)
+    flat = score(item, flat_colour_of_truth(item), ("psnr",))["psnr"]
+    spread = item.clear[:, item.scored]
+    variance = np.square(spread - spread.mean(1, keepdims=True)).mean()
+    assert flat == pytest.approx(-10 * math.log10(variance), abs=1e-3)
+
+
+def test_pixels_outside_the_scored_area_have_no_influence(items: list[Item]) -> None:
+    item = items[0]
+    image = np.where(item.scored, item.clear * 0.9, np.nan)
+    other = np.where(item.scored, item.clear * 0.9, 1)
+    assert score(item, image) == score(item, other)
+
+
+def test_a_method_that_returns_nonsense_is_named(items: list[Item]) -> None:
+    with pytest.raises(ShapeError, match="bad returned"):
+        score_items(items[:1], {"bad": lambda item: item.clear[:, 1:]}, FAST)
+    with pytest.raises(ValueRangeError, match="bad returned NaN"):
+        score_items(items[:1], {"bad": lambda item: item.clear * np.nan}, FAST)
+    with pytest.raises(ConfigError, match="did you mean psnr"):
+        score_items(items, {"truth": truth}, ("psnrr",))
+
+
+def test_classical_methods_get_true_or_estimated_masks(items: list[Item], monkeypatch: pytest.MonkeyPatch) -> None:
+    seen = []
+
+    def spy(cloudy: np.ndarray, **facts: object) -> np.ndarray:
+        seen.append(facts["cloud_mask"])
+        return cloudy[0]
+
+    monkeypatch.setattr("sader.evaluation.methods.get_classical", lambda name: spy)
+    item = items[0]
+    rules = estimate_cloud_mask(item.cloudy, item.bands, valid=item.valid)
+    for mask in ("true", "own", "reference"):
+        ClassicalMethod("mosaic", mask)(item)
+    np.testing.assert_array_equal(seen[0], item.cloud_mask)
+    np.testing.assert_array_equal(seen[1], rules)
+    mixed = rules.copy()
+    mixed[item.reference] = item.cloud_mask[item.reference]
+    np.testing.assert_array_equal(seen[2], mixed)
+    with pytest.raises(ConfigError, match="unknown mask"):
+        ClassicalMethod("mosaic", "perfect")(item)
+
+
+class SpyRemover:
+    """Stands in for a `CloudRemover`: remembers what it was given and returns the first date."""
+
+    bands = RGBN
+
+    def __init__(self) -> None:
+        self.calls: list[dict] = []
+
+    def predict(self, cloudy: np.ndarray, **facts: object) -> Removal:
+        self.calls.append(facts)
+        kept = np.zeros(cloudy.shape[2:], bool)
+        return Removal(cloudy[0], None, kept, np.full(cloudy.shape[1:], 0.1, np.float32))
+
+
+def test_removers_get_masks_reference_and_steps(items: list[Item]) -> None:
+    spy = SpyRemover()
+    item = items[0]
+    assert item.reference is not None
+    for mask in ("true", "reference", "own"):
+        RemoverMethod(spy, mask=mask, steps=1, samples=2)(item)  # type: ignore[arg-type]
+    full, one, none = (call["cloud_mask"] for call in spy.calls)
+    np.testing.assert_array_equal(np.stack(full), item.cloud_mask)
+    assert none is None
+    assert [given is None for given in one] == [date != item.reference for date in range(len(item.cloudy))]
+    assert all(call["reference"] == item.reference and call["steps"] == 1 for call in spy.calls)
+    found = calibration(RemoverMethod(spy, samples=2), [item])  # type: ignore[arg-type]
+    error = np.abs(item.cloudy[0] - item.clear)[:, item.scored].mean(0)
+    assert found.inside_one == pytest.approx((error <= 0.1).mean())
+    assert found.ratio == pytest.approx(np.sqrt(np.square(error).mean()) / 0.1, rel=1e-5)
+
+
+def test_a_real_remover_beats_the_flat_colour_and_keeps_clear_pixels(items: list[Item], remover: CloudRemover) -> None:
+    methods = {"net": RemoverMethod(remover, steps=1), **classical_methods("true", ("flat_colour", "ridge_blend"))}
+    rows = score_items(items[:1], methods, FAST)
+    values = {each.method: each.scores for each in rows}
+    assert values["net"]["psnr"] > values["flat_colour"]["psnr"]
+    assert values["net"]["unchanged"] == 1
+
+
+def test_bootstrap_is_seeded_and_covers_the_mean() -> None:
+    values = np.random.default_rng(0).normal(30, 2, 50)
+    a, b, c = bootstrap(values, seed=1), bootstrap(values, seed=1), bootstrap(values, seed=2)
+    assert a == b
+    assert a != c
+    assert a.mean == pytest.approx(values.mean())
+    assert a.low < a.mean < a.high
+    assert (a.high - a.low) / 2 == pytest.approx(1.96 * values.std() / math.sqrt(50), rel=0.15)
+    assert bootstrap([5.0, math.nan]).mean == 5
+    assert bootstrap([math.nan]).count == 0
+
+
+def test_the_summary_averages_places_and_pairs_items() -> None:
+    rows = [
+        row("ridge_blend", "1", 30), row("ridge_blend", "2", 32), row("ridge_blend", "3", 40, "b"),
+        row("median", "1", 20), row("median", "2", 22), row("median", "3", 24, "b"),
+        row("net", "1", 31), row("net", "2", 33), row("net", "3", 41, "b"),
+    ]  # fmt: skip
+    found = summarise(rows)
+    assert found.best_classical == "ridge_blend"
+    assert (found.items, found.groups) == (3, 2)
+    net = next(each for each in found.methods if each.method == "net")
+    assert net.overall["psnr"].mean == pytest.approx(35)
+    assert net.groups["a"]["psnr"] == pytest.approx(32)
+    assert net.over_groups["psnr"] == pytest.approx((32 + 41) / 2)
+    assert net.against["psnr"].mean == pytest.approx(1)
+    assert (net.against["psnr"].low, net.against["psnr"].high) == pytest.approx((1, 1))
+    text = markdown(found, title="clean")
+    assert "| net | 35.00 [31.00, 41.00]" in text
+    assert "+1.00 [+1.00, +1.00]" in text
+    assert "| net | 32.00 | 41.00 | 36.50 |" in text
+
+
+def test_best_and_worst_cases() -> None:
+    rows = [row("net", str(k), 30 + k) for k in range(5)]
+    assert extreme_items(rows, "net", count=2) == {"best": ["4", "3"], "worst": ["0", "1"]}
+    assert extreme_items(rows, "net", metric="lpips", count=1) == {"best": ["4"], "worst": ["0"]}
+    assert extreme_items(rows[:1], "net", count=2) == {"best": ["0"], "worst": []}
+
+
+def test_the_report_can_be_read_back(items: list[Item], tmp_path: Path) -> None:
+    methods = classical_methods("true", ("mosaic", "median"))
+    rows = score_items(items, methods, FAST)
+    table, plain, per_item = write_report(tmp_path, rows, summarise(rows), title="test", facts={"task": "clean"})
+    assert "| mosaic |" in table.read_text(encoding="utf-8")
+    content = json.loads(plain.read_text(encoding="utf-8"))
+    assert content["task"] == "clean"
+    assert content["best_classical"] == "mosaic"
+    with per_item.open(encoding="utf-8") as file:
+        lines = list(csv.DictReader(file))
+    assert len(lines) == len(items) * 2
+    assert float(lines[0]["psnr"]) == pytest.approx(rows[0].scores["psnr"], rel=1e-4)
+    pictures = write_panels(tmp_path / "p", items, rows, methods, shown="mosaic", rival="median", count=1)
+    assert [path.name for path in pictures] == ["mosaic-best1.png", "mosaic-worst1.png"]
+
+
+def test_the_cloud_head_is_scored_on_labelled_places(remover: CloudRemover, monkeypatch: pytest.MonkeyPatch) -> None:
+    record = place()
+    perfect = (record.labels > 0).astype(np.float32)
+    monkeypatch.setattr("sader.evaluation.diagnosis.cloud_probability", lambda *_: perfect)
+    one, together = evaluate_cloud_head(remover, [record])
+    assert (one.iou, one.recall, one.precision) == (1, 1, 1)
+    assert together.place == "all"
+    half = perfect.copy()
+    half[:, ::2] = 0
+    monkeypatch.setattr("sader.evaluation.diagnosis.cloud_probability", lambda *_: half)
+    one = evaluate_cloud_head(remover, [record])[0]
+    assert one.precision == 1
+    assert one.recall == one.iou == pytest.approx(0.5)
+
+
+def test_the_cloud_head_runs_on_odd_sizes(remover: CloudRemover) -> None:
+    record = place()
+    odd = SeriesRecord(record.dn[..., :61, :53], "odd", "cloudsen12", RGBN, record.labels[:, :61, :53], group="val/odd")
+    one, together = evaluate_cloud_head(remover, [odd])
+    assert 0 <= one.iou <= 1
+    assert together.pixels == 4 * 61 * 53
+    with pytest.raises(DataError, match="labelled"):
+        evaluate_cloud_head(remover, [])
+
+
+def test_from_shards_to_files(tmp_path: Path) -> None:
+    write_shard(tmp_path / "a.shard", [place()], step=1)
+    request = EvaluationRequest(("best_available_pixel",), (tmp_path,), limit=2, lpips=False, out=tmp_path / "r")
+    result = run_evaluation(request)
+    assert {path.name for path in result.files} >= {"table.md", "summary.json", "items.csv"}
+    assert result.summary.items == 2
+    assert "best_available_pixel" in {each.method for each in result.rows}
+    for task in ("paper", "simulated"):
+        other = EvaluationRequest((), (tmp_path,), task=task, dates=2, limit=1, lpips=False)
+        assert {each.dates for each in run_evaluation(other).rows} == {2}
+
+
+def test_bad_data_is_explained(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="does not exist"):
+        list(load_records([tmp_path / "nowhere"]))
+    write_shard(tmp_path / "a.shard", [place()], step=1)
+    with pytest.raises(DataError, match="--split all"):
+        list(load_records([tmp_path], split="train"))
+    with pytest.raises(ConfigError, match="unknown task"):
+        run_evaluation(EvaluationRequest((), (tmp_path,), task="clear"))
+    (tmp_path / "a.shard").write_bytes(b"nothing of the kind")
+    with pytest.raises(DataError, match="no shard"):
+        run_evaluation(EvaluationRequest((), (tmp_path,)))
+
+
+def test_the_command_prints_the_table_and_json(tmp_path: Path) -> None:
+    app = typer.Typer()
+    app.callback()(lambda: None)
+    register(app)
+    write_shard(tmp_path / "a.shard", [place()], step=1)
+    arguments = ["evaluate", "mosaic", "--data", str(tmp_path), "--limit", "1", "--no-lpips"]
+    done = CliRunner().invoke(app, arguments)
+    assert done.exit_code == 0, done.output
+    assert "| mosaic |" in done.stdout
+    done = CliRunner().invoke(app, [*arguments, "--json"])
+    assert json.loads(done.stdout)["items"] == 1
+
+
+def test_the_plain_entry_returns_the_status(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    from sader.evaluation.__main__ import main
+
+    assert main(["--data", str(tmp_path / "nowhere")]) == 2
+    assert "DataError" in capsys.readouterr().err
+    write_shard(tmp_path / "a.shard", [place()], step=1)
+    assert main(["mosaic", "--data", str(tmp_path), "--limit", "1", "--no-lpips"]) == 0
+    assert "| mosaic |" in capsys.readouterr().out
+
+
+def test_models_are_found_by_name() -> None:
+    assert make_method("ridge_blend", mask="own") == ClassicalMethod("ridge_blend", "own")
+    assert make_method("flat_colour_of_truth") is flat_colour_of_truth

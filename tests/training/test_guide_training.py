@@ -1,0 +1,99 @@
+"""Pretraining a guide on a tiny bank: it learns, it resumes, its file loads."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+import pytest
+import torch
+
+from sader.data.bank import SeriesBank, SeriesMaker
+from sader.data.plan import MakerSettings
+from sader.errors import TrainingError
+from sader.model.guide import load_guide
+from sader.model.mae import MaskedAutoencoder, MaskedAutoencoderConfig
+from sader.training.config import TrainConfig
+from sader.training.guide import GuideMaker, GuideObjective, GuideRunConfig, build_guide, pretrain_guide, run_guide
+from sader.training.log import read_log
+from sader.training.optim import split_parameters
+
+TRAIN = TrainConfig(steps=6, batch_size=2, crop=16, log_every=1, checkpoint_every=3, device="cpu", warmup=0.2)
+
+
+def little(config: GuideRunConfig) -> MaskedAutoencoder:
+    shape = dataclasses.replace(MaskedAutoencoderConfig.small(), dim=16, heads=2, encoder=1, decoder=1)
+    return MaskedAutoencoder(shape)
+
+
+def config_of(shards: Path, **changes: object) -> GuideRunConfig:
+    return GuideRunConfig(shards=(str(shards),), block=4, train=dataclasses.replace(TRAIN, **changes))
+
+
+def losses(run: Path) -> list[float]:
+    return [value for _, name, value in read_log(run / "metrics.csv") if name == "loss"]
+
+
+def test_resumed_guide_has_the_same_losses(shards: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    torch.set_num_threads(1)
+    whole, halted = tmp_path / "whole", tmp_path / "halted"
+    path = pretrain_guide(config_of(shards), whole, progress=False, build=little)
+
+    honest, calls = GuideObjective.__call__, []
+
+    def stop_at_five(self, network, batch, generator):
+        calls.append(1)
+        if len(calls) == 5:
+            raise RuntimeError("the machine went away")
+        return honest(self, network, batch, generator)
+
+    monkeypatch.setattr(GuideObjective, "__call__", stop_at_five)
+    with pytest.raises(RuntimeError, match="went away"):
+        pretrain_guide(config_of(shards), halted, progress=False, build=little)
+    monkeypatch.undo()
+    pretrain_guide(config_of(shards), halted, resume=True, progress=False, build=little)
+    assert losses(halted) == losses(whole)
+    guide = load_guide(path)
+    assert guide.trained
+    image, missing = torch.rand(1, 4, 16, 16), torch.zeros(1, 1, 16, 16, dtype=torch.bool)
+    assert torch.equal(guide(image, missing, mean=image), image)
+
+
+def test_holes_are_known_and_unknown_bands_have_no_loss(shards: Path) -> None:
+    bank = SeriesBank.load(shards, bands=("B02", "B03", "B04", "B08"))
+    maker = SeriesMaker(bank, MakerSettings(tasks=(0, 0, 1), band_dropout=((("B08",), 1.0),)), seed=0)
+    batch = GuideMaker(maker, block=4, rates=(0.5,)).batch(0, 3, 1, 16)
+    assert not (batch.hidden & ~batch.scored).any()
+    assert 0.3 < batch.hidden.float().mean() < 0.7
+    assert not batch.band_present[:, 3].any()
+
+    class Wrong(torch.nn.Module):
+        """Right but for the band that is not there."""
+
+        def forward(self, image: torch.Tensor, missing: torch.Tensor) -> torch.Tensor:
+            return batch.clear + torch.tensor([0.0, 0, 0, 9]).view(1, 4, 1, 1)
+
+    _, terms = GuideObjective()(Wrong(), batch, torch.Generator())
+    assert float(terms["mean_error"]) == 0
+
+
+@pytest.mark.parametrize("kind", ["mae", "mae-paper", "conv"])
+def test_every_kind_has_hidden_matrices_and_outer_layers(kind: str) -> None:
+    from sader.training.guide import OUTER_LAYERS
+
+    network = build_guide(GuideRunConfig(kind=kind))
+    groups = split_parameters(network, outer=OUTER_LAYERS)
+    assert sorted(groups.muon + groups.adam) == sorted(name for name, _ in network.named_parameters())
+    assert groups.muon
+    assert any(name.startswith(("embed.", "convs.0.")) for name in groups.adam)
+
+
+def test_conv_guide_from_the_command_line_form(shards: Path, tmp_path: Path) -> None:
+    run = tmp_path / "conv"
+    overrides = ["train.steps=2", "train.batch_size=2", "train.crop=16", "train.log_every=1", "train.device=cpu"]
+    path = run_guide([shards], run, kind="conv", overrides=overrides, progress=False)
+    assert load_guide(path).network.config.bands == 4
+    with pytest.raises(TrainingError, match="kind: conv -> mae"):
+        run_guide([], run, kind="mae", resume=True, progress=False)
+    with pytest.raises(TrainingError, match="no shards given"):
+        run_guide([], tmp_path / "none", progress=False)

@@ -1,0 +1,238 @@
+"""Whole runs on a tiny bank: killed and resumed, wrong folders, values that are not finite, full disks."""
+
+from __future__ import annotations
+
+import dataclasses
+import errno
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+from sader.checkpoint import load_checkpoint
+from sader.errors import ConfigError, TrainingError
+from sader.training.config import (
+    RunConfig,
+    TrainConfig,
+    differing_keys,
+    load_run_config,
+    resolve,
+    save_run_config,
+)
+from sader.training.launch import run_training
+from sader.training.log import read_log
+from sader.training.objective import Objective
+from sader.training.optim import progress_of, rate_factor
+from sader.training.run import choose_device, fit
+from sader.training.state import load_state, save_state, state_files
+
+
+@pytest.fixture(autouse=True)
+def _one_thread() -> Iterator[None]:
+    """Sums depend on how they are cut up, so runs that are compared have one thread each."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+def losses(run_dir: Path) -> dict[int, float]:
+    return {step: value for step, name, value in read_log(run_dir / "metrics.csv") if name == "loss"}
+
+
+def config_of(tiny: list[str], shards: Path, *more: str) -> RunConfig:
+    config = resolve("small", [*tiny, *more])
+    return dataclasses.replace(config, data=dataclasses.replace(config.data, shards=(str(shards),)))
+
+
+def poisoned(monkeypatch: pytest.MonkeyPatch, step: int) -> None:
+    """Make the loss of step number `step` (from 1) not a number."""
+    honest, calls = Objective.__call__, []
+
+    def call(self, denoiser, batch, generator):
+        loss, terms = honest(self, denoiser, batch, generator)
+        calls.append(loss)
+        return (loss * float("nan") if len(calls) == step else loss), terms
+
+    monkeypatch.setattr(Objective, "__call__", call)
+
+
+def test_killed_run_goes_on_with_the_same_losses(tiny: list[str], shards: Path, tmp_path: Path) -> None:
+    more = ("train.steps=14", "train.checkpoint_every=3", "train.accumulate=2", "model.network.dropout=0.1")
+    killed = tmp_path / "killed"
+    overrides = [text.replace(" ", "") for text in (*tiny, *more)]
+    command = [sys.executable, "-m", "sader.training", "small", "--data", str(shards), "--run", str(killed), "--quiet"]
+    process = subprocess.Popen([*command, "--set", *overrides], env=os.environ | {"OMP_NUM_THREADS": "1"})
+    deadline = time.monotonic() + 120
+    while process.poll() is None and max(losses(killed), default=0) < 7 and time.monotonic() < deadline:
+        time.sleep(0.005)
+    assert process.poll() is None, "the run ended before it could be killed"
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    reached = max(losses(killed))
+    saved = int(state_files(killed)[-1].stem.removeprefix("step-"))
+    assert 6 <= saved <= reached < 14
+
+    whole = tmp_path / "whole"
+    fit(config_of(tiny, shards, *more), whole, progress=False)
+    run_training(None, killed, resume=True, progress=False)
+    assert losses(killed) == losses(whole)
+    assert list(losses(killed)) == list(range(1, 15))
+    first, second = (load_checkpoint(run / "model.safetensors").model.state_dict() for run in (killed, whole))
+    assert all(torch.equal(first[name], second[name]) for name in first)
+
+
+def test_finished_run_holds_everything(tiny: list[str], shards: Path, tmp_path: Path) -> None:
+    pytest.importorskip("PIL")
+    run = tmp_path / "run"
+    more = ("train.steps=4", "train.validate_every=2", "train.validate_batches=1", "train.half=false")
+    path = fit(config_of(tiny, shards, *more), run, progress=False)
+    checkpoint = load_checkpoint(path)
+    assert checkpoint.card["steps"] == 4
+    assert checkpoint.card["data"] == {"cloudsen12": 2}
+    assert checkpoint.card["series_seen"] == 8
+    state = load_state(run)
+    assert state is not None
+    # What ships is the average, and that is not what the optimiser moves.
+    weights = checkpoint.model.state_dict()
+    assert all(torch.equal(weights[name], value) for name, value in state["ema"]["shadow"].items())
+    assert any(not torch.equal(weights[name], value) for name, value in state["model"].items())
+    assert [file.name for file in state_files(run)] == ["step-00000002.pt", "step-00000004.pt"]
+    assert sorted(file.name for file in (run / "panels").iterdir()) == ["step-00000002.png", "step-00000004.png"]
+    names = {name for _, name, _ in read_log(run / "metrics.csv")}
+    assert {"loss", "gradient_norm", "validation_loss", "validation_psnr"} <= names
+    assert load_run_config(run / "config.yaml") == config_of(tiny, shards, *more)
+    # A finished run has nothing left to do.
+    before = path.stat().st_mtime_ns
+    assert fit(config_of(tiny, shards, *more), run, resume=True, progress=False) == path
+    assert path.stat().st_mtime_ns == before
+
+
+def test_validation_does_not_change_the_training(tiny: list[str], shards: Path, tmp_path: Path) -> None:
+    fit(config_of(tiny, shards, "train.steps=3"), tmp_path / "a", progress=False)
+    more = ("train.steps=3", "train.validate_every=1", "train.validate_batches=1", "train.panels=0")
+    fit(config_of(tiny, shards, *more), tmp_path / "b", progress=False)
+    assert losses(tmp_path / "a") == losses(tmp_path / "b")
+
+
+def test_time_limit_ends_the_run_and_its_schedule(tiny: list[str], shards: Path, tmp_path: Path) -> None:
+    fit(config_of(tiny, shards, "train.steps=100000", "train.max_seconds=0.5"), tmp_path / "run", progress=False)
+    rows = read_log(tmp_path / "run" / "metrics.csv")
+    last = rows[-1][0]
+    assert 1 < last < 1000
+    assert load_checkpoint(tmp_path / "run" / "model.safetensors").card["steps"] == last
+    seconds = {step: value for step, name, value in rows if name == "seconds"}
+    assert seconds[last] >= 0.5
+    for step, name, value in rows:
+        if name == "lr_factor" and step > 1:
+            assert value == rate_factor(progress_of(step - 1, 100_000, seconds[step - 1], 0.5), warmup=0.2)
+
+
+@pytest.mark.parametrize("log_every", [1, 50])
+def test_nan_stops_the_run_and_keeps_the_last_good_checkpoint(
+    tiny: list[str], shards: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, log_every: int
+) -> None:
+    poisoned(monkeypatch, 3)
+    with pytest.raises(TrainingError, match=r"loss is nan at step 3; .* Lower train\.muon_lr"):
+        fit(config_of(tiny, shards, f"train.log_every={log_every}"), tmp_path / "run", progress=False)
+    state = load_state(tmp_path / "run")
+    assert state is not None
+    assert state["step"] == 2
+    assert all(torch.isfinite(value).all() for value in state["model"].values())
+
+
+def test_full_disk_is_an_error_and_the_old_checkpoint_stays(
+    tiny: list[str], shards: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run, honest = tmp_path / "run", os.replace
+
+    def replace(source, target):
+        if Path(target).name == "step-00000004.pt":
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return honest(source, target)
+
+    monkeypatch.setattr(os, "replace", replace)
+    with pytest.raises(TrainingError, match=r"step 4 could not be written.*No space left.*step-00000002.pt.*--resume"):
+        fit(config_of(tiny, shards), run, progress=False)
+    assert [file.name for file in (run / "checkpoints").iterdir()] == ["step-00000002.pt"]
+    monkeypatch.undo()
+    fit(config_of(tiny, shards), run, resume=True, progress=False)
+    assert list(losses(run)) == [1, 2, 3, 4, 5, 6]
+
+
+def test_a_damaged_checkpoint_gives_way_to_the_one_before(tmp_path: Path) -> None:
+    for step in (1, 2, 3):
+        save_state(tmp_path, {"step": step})
+    newest = state_files(tmp_path)[-1]
+    newest.write_bytes(newest.read_bytes()[:50])
+    with pytest.warns(UserWarning, match="cannot be read"):
+        state = load_state(tmp_path)
+    assert state is not None
+    assert state["step"] == 2
+
+
+def test_folders_of_other_runs_are_refused(tiny: list[str], shards: Path, tmp_path: Path) -> None:
+    config, run = config_of(tiny, shards, "train.steps=2"), tmp_path / "run"
+    fit(config, run, progress=False)
+    with pytest.raises(TrainingError, match=r"is there already and not empty\. Go on with --resume"):
+        fit(config, run, progress=False)
+    other = config_of(tiny, shards, "train.steps=3", "model.network.kernel=5", "train.log_every=7")
+    with pytest.raises(TrainingError, match=r"model\.network\.kernel: 3 -> 5; train\.steps: 2 -> 3\. Go on") as caught:
+        fit(other, run, resume=True, progress=False)
+    assert "log_every" not in str(caught.value)
+    with pytest.raises(TrainingError, match=r"holds no config\.yaml"):
+        fit(config, tmp_path / "nothing", resume=True, progress=False)
+
+
+def test_fine_tuning_starts_from_the_given_weights(tiny: list[str], shards: Path, tmp_path: Path) -> None:
+    weights = fit(config_of(tiny, shards, "train.steps=2", "train.half=false"), tmp_path / "first", progress=False)
+    train = [text for text in tiny if text.startswith("train.")]
+    more = ["train.steps=1", "train.half=false", "train.adam_lr=0", "train.muon_lr=0"]
+    tuned = run_training(
+        None, tmp_path / "tuned", data=[shards], overrides=[*train, *more], init=str(weights), progress=False
+    )
+    first, second = load_checkpoint(weights).model.state_dict(), load_checkpoint(tuned).model.state_dict()
+    assert all(torch.equal(first[name], second[name]) for name in first)
+    other = config_of(tiny, shards, "model.network.emb_width=32")
+    with pytest.raises(TrainingError, match=r"another network: model\.network\.emb_width: 16 -> 32"):
+        fit(other, tmp_path / "other", init_from=str(weights), progress=False)
+
+
+def test_a_gpu_that_is_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    with pytest.raises(TrainingError, match=r"torch sees no GPU. Use train\.device=cpu"):
+        choose_device(TrainConfig(device="cuda"))
+    with pytest.raises(TrainingError, match="bf16, which needs a GPU"):
+        choose_device(TrainConfig(precision="bf16"))
+    assert choose_device(TrainConfig()) == "cpu"
+
+
+def test_config_files_bases_and_overrides(tmp_path: Path) -> None:
+    path = tmp_path / "run.yaml"
+    path.write_text("base: small\ntrain: {steps: 7, muon_lr: 2e-4}\ndata: {maker: {band_dropout: [[[B08], 0.5]]}}\n")
+    config = resolve(path, ["train.crop=64", "data.maker.paste=0.1"])
+    assert config.model.name == "small"
+    assert (config.train.steps, config.train.muon_lr, config.train.crop) == (7, 2e-4, 64)
+    assert config.data.maker.band_dropout == ((("B08",), 0.5),)
+    assert config.data.maker.paste == 0.1
+    (tmp_path / "again.yaml").write_bytes(save_run_config(config))
+    assert load_run_config(tmp_path / "again.yaml") == config
+    assert differing_keys(config, resolve(path, ["train.crop=32"])) == [
+        "data.maker.paste: 0.1 -> 0.6",
+        "train.crop: 64 -> 32",
+    ]
+    with pytest.raises(ConfigError, match=r"unknown key train\.stepz; did you mean steps"):
+        resolve("small", ["train.stepz=3"])
+    with pytest.raises(ConfigError, match="use a multiple of 2"):
+        resolve("small", ["train.devices=2"])
+    path.write_text("a: [")
+    with pytest.raises(ConfigError, match="not valid YAML"):
+        resolve(path)
+    with pytest.raises(ConfigError, match="no preset given"):
+        run_training(None, tmp_path / "x")
