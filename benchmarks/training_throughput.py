@@ -14,7 +14,6 @@ from __future__ import annotations
 import argparse
 import time
 from dataclasses import dataclass, replace
-from typing import Any
 
 import numpy as np
 import torch
@@ -25,6 +24,7 @@ from sader.checkpoint import build_model
 from sader.config import ModelConfig
 from sader.data.bank import SeriesBank, SeriesMaker
 from sader.data.plan import MakerSettings
+from sader.data.series import SeriesBatch
 from sader.data.shards import SeriesRecord
 from sader.presets import get_preset
 from sader.training.config import TrainConfig
@@ -115,22 +115,25 @@ def plain_loop(model: ModelConfig, train: TrainConfig, maker: SeriesMaker, devic
 
 
 class TimedModule(TrainingModule):
-    """The training module with marks around the work of the counted steps, after the batch is there."""
+    """The training module with marks around the work of the counted steps: from the batch at hand to the update."""
 
     clock: Clock
     warm = 0
 
-    def training_step(self, step: int, batch_idx: int = 0) -> None:
-        self._step_now = step
-        super().training_step(step, batch_idx)
+    def on_fit_start(self) -> None:
+        super().on_fit_start()
+        take = self.feed.take
 
-    def precision(self) -> Any:
-        if self._step_now >= self.warm:
-            self.clock.mark()
-        return super().precision()
+        def timed(number: int) -> SeriesBatch:
+            batch = take(number)
+            if number >= self.warm:  # one micro-batch a step, so this is the step's number
+                self.clock.mark()
+            return batch
+
+        self.feed.take = timed  # type: ignore[method-assign]
 
     def _tick(self) -> float:
-        if self._step_now >= self.warm:
+        if self.steps_done > self.warm:
             self.clock.mark()
         return super()._tick()
 

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from sader.checkpoint import Checkpoint, build_model, save_checkpoint
 from sader.config import ModelConfig
 from sader.errors import BandError, CheckpointError, ConfigError, SaderError, ShapeError, ValueRangeError
-from sader.inputs import parse_steps
+from sader.inputs import parse_steps, prepare_series
 from sader.pipeline import CloudRemover, RemoverOptions, cached
 from sader.presets import get_preset
 
@@ -249,6 +249,19 @@ def test_pixels_no_date_shows_are_nan(small, paper):
         np.testing.assert_array_equal(np.isnan(results[0]), np.broadcast_to(~valid.any(axis=0), results[0].shape))
         np.testing.assert_array_equal(results[0], results[1])
         np.testing.assert_array_equal(results[0], results[2])
+
+
+def test_prepared_series_holds_the_models_zero_where_there_is_nothing(small):
+    valid = masks()
+    cloudy = np.where(valid[:, None], scene()[:, :3], np.nan)
+    nothing = {"reference": None, "cloud_mask": None, "days": None, "aux": None}
+    series = prepare_series(small.config.network, cloudy, valid=valid, bands=["B08", "B02", "B04"], **nothing)
+    filled = series.cloudy[0].numpy()
+    assert (filled[:, 1] == 0.5).all()  # B03 was not given
+    for given, place in ((0, 3), (1, 0), (2, 2)):
+        np.testing.assert_array_equal(filled[:, place], np.where(valid, cloudy[:, given], 0.5).astype(np.float32))
+    assert series.band_present.tolist() == [[True, False, True, True]]
+    assert series.output == (3, 0, 2)
 
 
 def test_bands_by_name_in_any_order_and_some_missing(small):

@@ -293,6 +293,7 @@ def test_padding_a_series_with_masked_dates_changes_nothing(config, cloud, front
 
 def test_all_overcast_series_is_not_anchored_to_a_filler():
     net, given = network(COMPOSITE), series(1, 2)
+    given["cloudy"] += 1.2  # bright, as clouds are: a filler's zeros are darker
     given["cloud"] = torch.ones_like(given["cloud"])
     padded = {k: torch.cat([torch.full_like(v, NAN), v], dim=1) for k, v in given.items()}
     present = torch.tensor([[False, False, True, True]])

@@ -37,16 +37,20 @@ class Frames:
     bands: tuple[str, ...]
 
     def labelled(self, date: int) -> bool:
+        """Return whether every observed pixel of the date has a label."""
         return not bool((self.labels[date][self.valid[date]] == UNKNOWN).any())
 
     def clear(self, date: int) -> np.ndarray:
+        """Return bool (H, W): labelled clear and observed."""
         return (self.labels[date] == CLEAR) & self.valid[date]
 
     def cloud(self, date: int) -> np.ndarray:
+        """Return bool (H, W): labelled cloud, thick or thin, or shadow, and observed."""
         return (self.labels[date] >= THICK) & (self.labels[date] <= SHADOW) & self.valid[date]
 
     @property
     def dates(self) -> range:
+        """Their numbers."""
         return range(len(self.images))
 
     @property
@@ -56,6 +60,7 @@ class Frames:
 
     @property
     def has_clouds(self) -> bool:
+        """Whether any date has labelled clouds."""
         return any(bool(self.cloud(date).any()) for date in self.dates)
 
 
@@ -122,6 +127,7 @@ def cloudy_windows(place: Frames, size: tuple[int, ...]) -> Iterator[tuple[int, 
 
 
 def clear_windows(place: Frames, side: int) -> list[tuple[int, slice, slice]]:
+    """Return (date, rows, columns) of windows of `side` pixels (fewer in a smaller frame) that are all but clear."""
     height, width = place.valid.shape[1:]
     side = min(side, height, width)
     found = []

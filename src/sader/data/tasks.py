@@ -26,7 +26,7 @@ from sader.errors import ConfigError, DataError
 LEAST_SCORED = 500
 """Items with fewer scored pixels say nothing and are left out."""
 CLOUD_SHARE = 0.05
-"""Least part of that clear area under a donor's cloud and shadow."""
+"""Least part of the reference's clear area that a donor's cloud and shadow must cover."""
 
 
 @dataclass(frozen=True, eq=False)

@@ -85,7 +85,7 @@ def write_panels(
             result = np.where(item.valid.any(0), methods[shown](item), np.nan)
             truth = np.where(item.scored | item.kept, item.clear, np.nan)
             rivals = []
-            if rival is not None and rival in methods:
+            if rival is not None and rival != shown and rival in methods:
                 rivals = [(f"{rival} {values[name, rival]['psnr']:.2f} dB", methods[rival](item))]
             figure = before_after(
                 np.where(item.valid[:, None], item.cloudy, np.nan),

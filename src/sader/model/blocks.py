@@ -6,7 +6,8 @@ dates: a time axis is always folded into the batch before it gets here.
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Literal, TypeVar
 
 import torch
@@ -19,11 +20,25 @@ M = TypeVar("M", bound=nn.Module)
 Resample = Literal["none", "down", "up"]
 
 
-def full_precision(x: Tensor) -> AbstractContextManager[object]:
+def without_autocast(x: Tensor) -> AbstractContextManager[object]:
     """Return a context in which autocast leaves the work on `x` in its own precision."""
     if x.device.type == "meta":  # shapes only, as when counting operations
         return nullcontext()
     return torch.autocast(x.device.type, enabled=False)
+
+
+@contextmanager
+def full_precision(x: Tensor) -> Iterator[None]:
+    """A context for least squares on `x`: no autocast and no TF32, whose 10 bits drown a covariance."""
+    before = torch.get_float32_matmul_precision()
+    if x.device.type == "cuda" and before != "highest":
+        torch.set_float32_matmul_precision("highest")
+    try:
+        with without_autocast(x):
+            yield
+    finally:
+        if torch.get_float32_matmul_precision() != before:
+            torch.set_float32_matmul_precision(before)
 
 
 class GroupNorm32(nn.GroupNorm):
@@ -35,7 +50,7 @@ class GroupNorm32(nn.GroupNorm):
             return torch.group_norm(x, self.num_groups, self.weight, self.bias, self.eps)
         # Half-precision kernels of group_norm already accumulate in float32; autocast would cast the input up and
         # write a float32 result, twice the memory traffic for the same statistics.
-        with full_precision(x):
+        with without_autocast(x):
             return torch.group_norm(x, self.num_groups, self.weight.to(x.dtype), self.bias.to(x.dtype), self.eps)
 
 

@@ -168,6 +168,7 @@ def blend(
     # A date that only fills up the batch has no part in the mean.
     seen = available.any(dim=(2, 3), keepdim=True).float()
     usual = (matched.variance[:, :-1] * seen).sum(dim=1) / seen.sum(dim=1).clamp(min=1)
+    usual = usual.clamp(min=NOISE_VARIANCE)  # a series without a single pixel has none
     own_logit = own_logit - trust_fit * usual.log()
     share = (own_logit - others.logsumexp(dim=1)).sigmoid() * matched.at_anchor(available).float()
     composite = image + share[:, None] * (own - image)

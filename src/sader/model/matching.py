@@ -28,6 +28,12 @@ SPREADS = (3.0, 6.0, 12.0, 24.0)
 """Standard deviations, in cells, of the Gaussians that add up to a heavy-tailed neighbourhood."""
 
 
+SMALLEST_PIVOT = 1e-9
+"""Rounding may turn the pivot of a nearly singular matrix negative; the ridges above are far larger."""
+MOST_CHANGE = 1.0
+"""Largest change of a value by matching, in model units: half of the whole range of reflectance."""
+
+
 def solve_positive(matrix: Tensor, right: Tensor) -> Tensor:
     """Return X with matrix X = right for symmetric positive definite (..., n, n) and (..., n, m).
 
@@ -37,7 +43,7 @@ def solve_positive(matrix: Tensor, right: Tensor) -> Tensor:
     n = matrix.shape[-1]
     joined = torch.cat([matrix, right], dim=-1)
     for k in range(n):
-        row = joined[..., k : k + 1, :] / joined[..., k : k + 1, k : k + 1]
+        row = joined[..., k : k + 1, :] / joined[..., k : k + 1, k : k + 1].clamp(min=SMALLEST_PIVOT)
         others = joined - joined[..., :, k : k + 1] * row
         joined = torch.cat([others[..., :k, :], row, others[..., k + 1 :, :]], dim=-2)
     return joined[..., n:]
@@ -92,7 +98,12 @@ def _match_dates(cloudy: Tensor, clear: Tensor, anchor: Tensor) -> Tensor:
     x = reflect_pad(cloudy, ph, pw)
     pick = anchor.view(batch, 1, 1, 1, 1)
     target = x.gather(1, pick.expand(-1, 1, bands, ph, pw))
-    weight = weight * weight.gather(1, pick[:, :, 0].expand(-1, 1, ph, pw))
+    own = weight.gather(1, pick[:, :, 0].expand(-1, 1, ph, pw))
+    # Covariances are differences of moments: about the anchor's own mean little is left to cancel.
+    centre = (target * own[:, :, None]).sum(dim=(-2, -1), keepdim=True) / own.sum(dim=(-2, -1)).clamp(min=1.0)[
+        ..., None, None, None
+    ]
+    x, target, weight = x - centre, target - centre, weight * own
 
     # Moments per cell: [1, x] against [1, x, target - x], all weighted by "clear in both".
     ones = torch.ones_like(x[:, :, :1])
@@ -103,7 +114,8 @@ def _match_dates(cloudy: Tensor, clear: Tensor, anchor: Tensor) -> Tensor:
     slope, offset = _fit(moments.sum(dim=(-2, -1), keepdim=True), ridge=RIDGE_GLOBAL, half=PIXELS_GLOBAL)
     # The local fit explains what the global one leaves: E[x r] with r = d - x slope - offset, by linearity.
     first = moments[:, :, :, : 1 + bands]
-    explained = torch.einsum("btijhw,btjkhw->btikhw", first[:, :, :, 1:], slope.expand(-1, -1, -1, -1, *first.shape[-2:]))
+    everywhere = slope.expand(-1, -1, -1, -1, *first.shape[-2:])
+    explained = torch.einsum("btijhw,btjkhw->btikhw", first[:, :, :, 1:], everywhere)
     explained = explained + first[:, :, :, :1] * offset[:, :, None]
     remaining = torch.cat([first, moments[:, :, :, 1 + bands :] - explained], dim=3)
     flat = rearrange(remaining, "b t i j h w -> (b t) (i j) h w")
@@ -113,8 +125,9 @@ def _match_dates(cloudy: Tensor, clear: Tensor, anchor: Tensor) -> Tensor:
     coefficients = torch.cat([slope + local_slope, (offset + local_offset)[:, :, None]], dim=2)
     smooth = _to_pixels(rearrange(coefficients, "b t i j h w -> (b t) (i j) h w"), height, width)
     smooth = rearrange(smooth, "(b t) (i j) h w -> b t i j h w", b=batch, j=bands)
-    change = torch.einsum("btihw,btijhw->btjhw", cloudy, smooth[:, :, :-1]) + smooth[:, :, -1]
-    return cloudy + change
+    change = torch.einsum("btihw,btijhw->btjhw", cloudy - centre, smooth[:, :, :-1]) + smooth[:, :, -1]
+    # A fit on dark ground says nothing about a cloud; without a bound its extrapolation could be anything.
+    return cloudy + change.clamp(-MOST_CHANGE, MOST_CHANGE)
 
 
 def _fit(moments: Tensor, *, ridge: float, half: float) -> tuple[Tensor, Tensor]:
@@ -131,8 +144,9 @@ def _fit(moments: Tensor, *, ridge: float, half: float) -> tuple[Tensor, Tensor]
     cov_xd = mean[:, :, 1:, 1 + bands :] - mean_x[:, :, :, None] * mean_d[:, :, None]
     trust = count / (count + half)
     eye = torch.eye(bands, device=moments.device, dtype=moments.dtype)
+    penalty = (ridge / trust.clamp(min=1e-3))[:, :, 0, 0, ..., None, None]
     slope = solve_positive(
-        rearrange(cov_xx, "b t i j h w -> b t h w i j") + (ridge / trust.clamp(min=1e-3))[:, :, 0, 0, ..., None, None] * eye,
+        rearrange(cov_xx, "b t i j h w -> b t h w i j") + penalty * eye,
         rearrange(cov_xd, "b t i j h w -> b t h w i j"),
     )
     slope = rearrange(slope, "b t h w i j -> b t i j h w") * trust

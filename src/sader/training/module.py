@@ -263,7 +263,11 @@ class TrainingModule(LightningModule):
         self.denoiser.load_state_dict(state["model"], strict=True)
         self.ema.load_state_dict(state["ema"])
         for optimizer, saved in zip(self._optimizers, state["optimizers"], strict=True):
+            # The saved options would bring learning rates in host memory, which a recorded step cannot read.
+            options = [{k: v for k, v in group.items() if k != "params"} for group in optimizer.param_groups]
             optimizer.load_state_dict(saved)
+            for group, own in zip(optimizer.param_groups, options, strict=True):
+                group.update(own)
             for group in optimizer.param_groups:
                 if isinstance(group["lr"], Tensor):
                     group["lr"] = group["lr"].to(self.device)
