@@ -34,7 +34,7 @@ def _default_single() -> dict[str, float]:
 class MakerSettings:
     """How batches are mixed. Weights need not sum to 1; sources the bank lacks are left out."""
 
-    tasks: tuple[float, float, float] = (0.5, 0.15, 0.35)
+    tasks: tuple[float, float, float] = (0.6, 0.12, 0.28)
     """Weights of: clean a real date, the paper's task, one clear image made into several dates."""
     real_sources: dict[str, float] = field(default_factory=_default_real)
     """Weight of each source in the two tasks on real series."""

@@ -7,12 +7,14 @@ weights start from the cloud masks alone, so even an untrained network gives a s
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from sader.model.blocks import depth_to_space, full_precision, zero_init
+from sader.model.infill import carried_inward
 from sader.model.matching import match_dates, spread_from_clear
 
 
@@ -90,6 +92,18 @@ def clearest_date(cloudy: Tensor, clear: Tensor, observed: Tensor) -> Tensor:
     return score.masked_fill(seen == 0, -torch.inf).argmax(dim=1)
 
 
+CLASSICAL: dict[str, Any] = {"trust_mask": 1.0, "trust_fit": 2.0, "prefer_anchor": (0.0, 8.0), "prefer_fill": -4.0}
+"""Where the learned scalars of the blend start; chosen on the training places of CloudSEN12."""
+
+
+def classical_blend(matched: MatchedDates, available: Tensor) -> Tensor:
+    """Return the composite (B, C, H, W) that the untrained head gives: no learned part at all."""
+    batch, dates, height, width = matched.clear.shape
+    learned = matched.clear.new_zeros(batch, dates + 1, height, width)
+    with full_precision(learned):
+        return blend(matched, learned, available, **CLASSICAL)[0]
+
+
 class CompositeHead(nn.Module):
     """Per-pixel weights over the matched dates and the smooth fill, from the condition network's finest features.
 
@@ -105,10 +119,10 @@ class CompositeHead(nn.Module):
         self.mix = nn.Conv2d(width, width, 3, padding=1)
         self.logit = zero_init(nn.Conv2d(width, stem**2, 3, padding=1))
         self.fill_logit = zero_init(nn.Conv2d(width, stem**2, 3, padding=1))
-        self.trust_mask = nn.Parameter(torch.tensor(1.0))
-        self.trust_fit = nn.Parameter(torch.tensor(2.0))
-        self.prefer_anchor = nn.Parameter(torch.tensor([0.0, 8.0]))
-        self.prefer_fill = nn.Parameter(torch.tensor(-4.0))
+        self.trust_mask = nn.Parameter(torch.tensor(CLASSICAL["trust_mask"]))
+        self.trust_fit = nn.Parameter(torch.tensor(CLASSICAL["trust_fit"]))
+        self.prefer_anchor = nn.Parameter(torch.tensor(CLASSICAL["prefer_anchor"]))
+        self.prefer_fill = nn.Parameter(torch.tensor(CLASSICAL["prefer_fill"]))
 
     def forward(
         self, matched: MatchedDates, dates_fine: Tensor, fused_fine: Tensor, available: Tensor
@@ -137,10 +151,10 @@ def blend(
     learned: Tensor,
     available: Tensor,
     *,
-    trust_mask: Tensor,
-    trust_fit: Tensor,
-    prefer_anchor: Tensor,
-    prefer_fill: Tensor,
+    trust_mask: Tensor | float,
+    trust_fit: Tensor | float,
+    prefer_anchor: Tensor | tuple[float, float],
+    prefer_fill: Tensor | float,
 ) -> tuple[Tensor, Tensor]:
     """Return (composite, weights) from learned logits (B, T + 1, H, W) added to the classical ones.
 
@@ -153,17 +167,19 @@ def blend(
     prior = trust_mask * (matched.clear + 1e-5).log()
     prior = torch.cat([prior, torch.zeros_like(prior[:, :1]) + prefer_fill], dim=1)
     logits = learned + prior - trust_fit * matched.variance.log()
-    hidden = torch.cat([~available | is_anchor, torch.zeros_like(is_anchor[:, :1]).expand(-1, -1, *available.shape[-2:])], dim=1)
-    others = logits.masked_fill(hidden, float("-inf"))
+    never = torch.zeros_like(available[:, :1])  # the fill is always there
+    others = logits.masked_fill(torch.cat([~available | is_anchor, never], dim=1), float("-inf"))
     weights = others.softmax(dim=1)
     candidates = torch.cat([dates, matched.fill[:, None].float()], dim=1)
     image = torch.einsum("bthw,btchw->bchw", weights, candidates)
 
     own, own_clear = matched.at_anchor(dates), matched.at_anchor(matched.clear)
-    image = image + spread_from_clear(own - image, own_clear)
+    # Right beside a cloud a pixel called clear often is not quite: it has no say in what is carried inward.
+    safe = 1 - F.max_pool2d(1 - own_clear[:, None], 3, stride=1, padding=1)
+    image = image + carried_inward(own - image, safe)
     # The anchor against all others together: their joint evidence is the log-sum of their logits.
-    asked = (matched.flag.amax(dim=1) == 1).float()
-    preference = torch.lerp(prefer_anchor[0], prefer_anchor[1], asked)[:, None, None] * own_clear
+    asked = (matched.flag.amax(dim=1) == 1).float()[:, None, None]
+    preference = (prefer_anchor[0] * (1 - asked) + prefer_anchor[1] * asked) * own_clear
     own_logit = matched.at_anchor(learned[:, :-1]) + matched.at_anchor(prior[:, :-1]) + preference
     # A date that only fills up the batch has no part in the mean.
     seen = available.any(dim=(2, 3), keepdim=True).float()

@@ -38,33 +38,36 @@ def visible_mean(image: Tensor, missing: Tensor, *, fallback: float | Tensor) ->
 def push_pull_fill(image: Tensor, missing: Tensor, *, fallback: float | Tensor) -> Tensor:
     """Return `image` with its holes filled smoothly from what surrounds them; visible pixels keep their bits.
 
-    Pull: halve the size until one pixel is left, each coarse pixel the mean of its known children. Push: back up, every
-    unknown pixel takes the bilinear value of the coarser level and is relaxed a few times towards the mean of its
-    neighbours, which comes near the harmonic fill. `fallback` (number or (B, C, 1, 1)) is the value where nothing at
-    all is visible.
+    `fallback` (number or (B, C, 1, 1)) is the value where nothing at all is visible.
     """
     known = (~missing).to(image.dtype)
-    filled = _push_pull(torch.where(missing, 0, image), known)
+    filled = carried_inward(torch.where(missing, 0, image), known)
     nothing = missing.all(dim=-1, keepdim=True).all(dim=-2, keepdim=True)
     return torch.where(missing, torch.where(nothing, fallback, filled), image)
 
 
-def _push_pull(image: Tensor, known: Tensor) -> Tensor:
-    """Return the filled level; known (B, 1, H, W) is 1 or 0, image is 0 where it is 0."""
-    height, width = image.shape[-2:]
+def carried_inward(values: Tensor, known: Tensor) -> Tensor:
+    """Return values (B, C, H, W) carried smoothly from where they are known to where they are not.
+
+    known: (B, 1, H, W) in [0, 1]; what is half known is half kept. Pull: halve the size until one pixel is left, each
+    coarse pixel the mean of its children by how well they are known. Push: back up, what is unknown takes the bilinear
+    value of the coarser level and is relaxed a few times towards the mean of its neighbours, which comes near the
+    harmonic fill. 0 where nothing is known at all. Differentiable.
+    """
+    height, width = values.shape[-2:]
     if height == 1 and width == 1:
-        return image
+        return values
     even = (0, width % 2, 0, height % 2)
     children = 4 * F.avg_pool2d(F.pad(known, even), 2)
-    coarse = 4 * F.avg_pool2d(F.pad(image, even), 2) / children.clamp(min=1)
-    coarse = _push_pull(coarse, (children > 0).to(image.dtype))
-    raised = F.interpolate(coarse, scale_factor=2, mode="bilinear", align_corners=False)
-    filled = torch.where(known > 0, image, raised[..., :height, :width])
+    coarse = 4 * F.avg_pool2d(F.pad(values * known, even), 2) / children.clamp(min=1e-6)
+    coarse = carried_inward(coarse, children.clamp(max=1))
+    filled = F.interpolate(coarse, scale_factor=2, mode="bilinear", align_corners=False)[..., :height, :width]
+    filled = known * values + (1 - known) * filled
     for _ in range(RELAXATIONS):
         edged = F.pad(filled, (1, 1, 1, 1), mode="replicate")
         vertical = edged[..., :-2, 1:-1] + edged[..., 2:, 1:-1]
         horizontal = edged[..., 1:-1, :-2] + edged[..., 1:-1, 2:]
-        filled = torch.where(known > 0, image, (vertical + horizontal) / 4)
+        filled = known * values + (1 - known) * (vertical + horizontal) / 4
     return filled
 
 

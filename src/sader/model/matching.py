@@ -17,7 +17,7 @@ from sader.model.blocks import full_precision, reflect_pad
 CELL = 8
 """Edge of a statistics cell in pixels."""
 RIDGE_GLOBAL = 1e-5
-RIDGE_LOCAL = 3e-4
+RIDGE_LOCAL = 3e-5
 """Ridge on the slopes, in squared model units (bands vary by about 0.1, squared 0.01). This and the constants below were
 chosen on the training places of CloudSEN12: wide neighbourhoods win, because labels miss the fringes of clouds."""
 PIXELS_GLOBAL = 64.0

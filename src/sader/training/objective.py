@@ -15,7 +15,12 @@ from sader.bands import rgb_indices
 from sader.data.series import SeriesBatch, to_model_range
 from sader.diffusion import Denoiser
 from sader.losses import CloudAwareLoss, CloudAwareLossConfig
+from sader.model.composite import classical_blend
 from sader.model.mtcdn import MTCDN, Condition
+
+
+RELATIVE_TO = 0.03
+"""A usual error of the classical blend in model units; a series with it counts about two thirds."""
 
 
 @dataclass(frozen=True)
@@ -30,31 +35,31 @@ class ObjectiveConfig:
     """Weight of the denoising loss (squared error over c_out^2): its scale is 1, that of the absolute errors 0.03."""
     regression: float = 1.0
     """Weight of the absolute error of the denoised image at the highest noise level, the one-step answer."""
-    gradient: float = 0.5
+    gradient: float = 0.7
     """Weight, beside each absolute error, of the absolute error of neighbouring differences: keeps edges sharp."""
-    cloud_head: float = 0.1
+    cloud_head: float = 0.3
     """Weight of the cloud head's cross entropy."""
     hidden: float = 4.0
     """How much more a pixel counts that was hidden in the reference date."""
-    own_mask: float = 0.35
+    own_mask: float = 0.5
     """Share of series trained with the cloud head's own estimate instead of the true mask."""
 
 
 def spatial_error(prediction: Tensor, target: Tensor, weight: Tensor, *, gradient: float) -> Tensor:
-    """Return the weighted mean absolute error plus `gradient` times that of neighbouring differences.
+    """Return per series the weighted mean absolute error plus `gradient` times that of neighbouring differences, (B,).
 
     prediction, target: (B, C, H, W); weight: (B, C, H, W), 0 where nothing is known.
     """
-    total = weight.sum().clamp(min=1.0)
+    total = weight.sum(dim=(1, 2, 3)).clamp(min=1.0)
     error = prediction - target
-    loss = (weight * error.abs()).sum() / total
+    loss = (weight * error.abs()).sum(dim=(1, 2, 3)) / total
     if gradient:
         # Differences of errors are errors of differences; a pair counts where both pixels do.
         for dim in (-2, -1):
             size = error.shape[dim] - 1
             first, second = error.narrow(dim, 0, size), error.narrow(dim, 1, size)
             pair = torch.minimum(weight.narrow(dim, 0, size), weight.narrow(dim, 1, size))
-            loss = loss + gradient * (pair * (second - first).abs()).sum() / total
+            loss = loss + gradient * (pair * (second - first).abs()).sum(dim=(1, 2, 3)) / total
     return loss
 
 
@@ -116,9 +121,10 @@ class Objective:
             band_present=batch.band_present,
         )
         weight = self._pixel_weight(batch, clear)
+        share = self._series_weight(condition, observed, clear, weight)
         composite = condition.mean[:, 0].float()
-        composite_loss = spatial_error(composite, clear, weight, gradient=config.gradient)
-        denoise_loss, one_step = self._denoising(denoiser, condition, composite, clear, weight, generator)
+        composite_loss = (share * spatial_error(composite, clear, weight, gradient=config.gradient)).mean()
+        denoise_loss, one_step = self._denoising(denoiser, condition, composite, clear, weight, share, generator)
 
         total = (
             config.composite * composite_loss
@@ -140,6 +146,7 @@ class Objective:
         composite: Tensor,
         clear: Tensor,
         weight: Tensor,
+        share: Tensor,
         generator: torch.Generator,
     ) -> tuple[Tensor, Tensor]:
         """Return (weighted squared error at drawn noise levels, absolute error at the highest level).
@@ -149,7 +156,8 @@ class Objective:
         """
         config, process = self.config, denoiser.process
         batch = len(clear)
-        answer = torch.arange(batch, device=clear.device) < max(1, batch // 2)
+        answers = max(1, batch // 2)
+        answer = torch.arange(batch, device=clear.device) < answers
         sigma = process.draw_sigma(batch, generator)
         sigma = torch.where(answer, torch.full_like(sigma, process.config.sigma_max), sigma)
         noise = torch.randn(clear.shape, generator=generator, device=generator.device)[:, None]
@@ -160,13 +168,25 @@ class Objective:
         scale = process.coefficients(sigma, 1).weight.view(-1, 1, 1, 1)
         rows = (~answer).view(-1, 1, 1, 1)
         squared = (weight * rows * scale * (denoised - clear).square()).sum() / (weight * rows).sum().clamp(min=1.0)
-        direct = spatial_error(denoised, clear, weight * ~rows, gradient=config.gradient)
-        return squared, direct
+        direct = share * spatial_error(denoised, clear, weight, gradient=config.gradient)
+        return squared, direct[:answers].mean()
 
     def _pixel_weight(self, batch: SeriesBatch, clear: Tensor) -> Tensor:
         """Return how much each value counts, (B, C, H, W)."""
         per_pixel = batch.scored * (1 + (self.config.hidden - 1) * batch.hidden)
         return (per_pixel[:, None] * batch.band_present[:, :, None, None]).to(clear.dtype)
+
+    def _series_weight(self, condition: Condition, observed: Tensor, clear: Tensor, weight: Tensor) -> Tensor:
+        """Return how much each series counts, (B,): errors are measured in those of the untrained, classical blend.
+
+        Otherwise the few series that nothing could restore would decide the loss, and the many where a small error
+        can be made smaller would not matter; PSNR, a mean of logarithms, weighs them alike.
+        """
+        assert condition.matched is not None
+        with torch.no_grad():
+            classical = classical_blend(condition.matched, observed)
+            usual = spatial_error(classical, clear, weight, gradient=self.config.gradient)
+        return RELATIVE_TO / (usual + RELATIVE_TO / 2)
 
     def _head_loss(self, logits: Tensor, batch: SeriesBatch) -> Tensor:
         counted = (batch.labels <= 3) & batch.valid & batch.present[:, :, None, None]
