@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from sader.model.blocks import depth_to_space, full_precision, zero_init
 from sader.model.infill import carried_inward
-from sader.model.matching import match_dates, spread_from_clear
+from sader.model.matching import inlier_weight, match_dates, spread_from_clear
 
 
 @dataclass(frozen=True)
@@ -66,6 +66,7 @@ def prepare_dates(cloudy: Tensor, *, cloud: Tensor, observed: Tensor, reference:
         candidates = torch.cat([dates, fill[:, None]], dim=1)
         squared = (candidates - target[:, None]).square().mean(dim=2)
         both = torch.cat([clear, torch.ones_like(clear[:, :1])], dim=1) * target_clear[:, None]
+        both = both * inlier_weight(squared, both)
         variance = spread_from_clear(squared.flatten(0, 1)[:, None], both.flatten(0, 1), floor=1e-4)
         flag = F.one_hot(anchor, cloudy.shape[1]).to(cloudy.dtype)
         flag = flag * torch.where(asked, 1.0, 0.5).to(cloudy.dtype)[:, None]
@@ -176,7 +177,10 @@ def blend(
     own, own_clear = matched.at_anchor(dates), matched.at_anchor(matched.clear)
     # Right beside a cloud a pixel called clear often is not quite: it has no say in what is carried inward.
     safe = 1 - F.max_pool2d(1 - own_clear[:, None], 3, stride=1, padding=1)
-    image = image + carried_inward(own - image, safe)
+    residual = own - image
+    usual = matched.variance.amin(dim=1, keepdim=True)
+    safe = safe * inlier_weight(residual.detach().square().mean(dim=1, keepdim=True), safe, usual)
+    image = image + carried_inward(residual, safe)
     # The anchor against all others together: their joint evidence is the log-sum of their logits.
     asked = (matched.flag.amax(dim=1) == 1).float()[:, None, None]
     preference = (prefer_anchor[0] * (1 - asked) + prefer_anchor[1] * asked) * own_clear

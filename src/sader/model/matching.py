@@ -28,6 +28,8 @@ SPREADS = (3.0, 6.0, 12.0, 24.0)
 """Standard deviations, in cells, of the Gaussians that add up to a heavy-tailed neighbourhood."""
 
 
+OUTLIER = 50.0
+"""Squared misfit, in usual ones, at which a pixel counts a quarter: land changes by less, a missed cloud by far more."""
 SMALLEST_PIVOT = 1e-9
 """Rounding may turn the pivot of a nearly singular matrix negative; the ridges above are far larger."""
 MOST_CHANGE = 1.0
@@ -105,12 +107,12 @@ def _match_dates(cloudy: Tensor, clear: Tensor, anchor: Tensor) -> Tensor:
     ]
     x, target, weight = x - centre, target - centre, weight * own
 
-    # Moments per cell: [1, x] against [1, x, target - x], all weighted by "clear in both".
-    ones = torch.ones_like(x[:, :, :1])
-    left = _to_cells(torch.cat([ones, x], dim=2) * weight[:, :, None])
-    right = _to_cells(torch.cat([ones, x, target - x], dim=2))
-    moments = torch.einsum("btihwp,btjhwp->btijhw", left, right)
-
+    everything = _moments(x, target, weight).sum(dim=(-2, -1), keepdim=True)
+    slope, offset = _fit(everything, ridge=RIDGE_GLOBAL, half=PIXELS_GLOBAL)
+    # A cloud that the mask missed is an outlier of the first fit; the second hardly sees it.
+    misfit = x + torch.einsum("btihw,btijkl->btjhw", x, slope) + offset - target
+    weight = weight * inlier_weight(misfit.square().mean(dim=2), weight)
+    moments = _moments(x, target, weight)
     slope, offset = _fit(moments.sum(dim=(-2, -1), keepdim=True), ridge=RIDGE_GLOBAL, half=PIXELS_GLOBAL)
     # The local fit explains what the global one leaves: E[x r] with r = d - x slope - offset, by linearity.
     first = moments[:, :, :, : 1 + bands]
@@ -128,6 +130,26 @@ def _match_dates(cloudy: Tensor, clear: Tensor, anchor: Tensor) -> Tensor:
     change = torch.einsum("btihw,btijhw->btjhw", cloudy - centre, smooth[:, :, :-1]) + smooth[:, :, -1]
     # A fit on dark ground says nothing about a cloud; without a bound its extrapolation could be anything.
     return cloudy + change.clamp(-MOST_CHANGE, MOST_CHANGE)
+
+
+def _moments(x: Tensor, target: Tensor, weight: Tensor) -> Tensor:
+    """Return per cell the sums of weight [1, x]^T [1, x, target - x], (B, T, 1 + C, 1 + 2C, h, w)."""
+    ones = torch.ones_like(x[:, :, :1])
+    left = _to_cells(torch.cat([ones, x], dim=2) * weight[:, :, None])
+    right = _to_cells(torch.cat([ones, x, target - x], dim=2))
+    return torch.einsum("btihwp,btjhwp->btijhw", left, right)
+
+
+def inlier_weight(squared: Tensor, weight: Tensor, scale: Tensor | None = None) -> Tensor:
+    """Return in (0, 1] how far each squared misfit (..., H, W) may count: 1 / (1 + m / (50 s))^2.
+
+    scale: the usual squared misfit s; by default the weighted geometric mean, which a few huge values do not move.
+    """
+    if scale is None:
+        logs = (squared + 1e-6).log()
+        total = weight.sum(dim=(-2, -1), keepdim=True).clamp(min=1e-6)
+        scale = ((weight * logs).sum(dim=(-2, -1), keepdim=True) / total).exp()
+    return (1 + squared / (OUTLIER * scale + 1e-6)).pow(-2)
 
 
 def _fit(moments: Tensor, *, ridge: float, half: float) -> tuple[Tensor, Tensor]:
