@@ -19,7 +19,7 @@ HEAVY = ("torch", "numpy", "rasterio", "pytorch_lightning", "PIL", "einops", "sa
 
 def run(*arguments: str, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
     """Run `sader` in a process of its own, as a user does."""
-    environment = {**os.environ, "COLUMNS": "200", "NO_COLOR": "1", "OMP_NUM_THREADS": "2"}
+    environment = {**os.environ, "COLUMNS": "200", "NO_COLOR": "1", "OMP_NUM_THREADS": "1"}
     return subprocess.run(
         [sys.executable, "-m", "sader.cli", *arguments],
         capture_output=True,
@@ -66,10 +66,17 @@ def test_help_is_light_and_quick():
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
     seconds = time.perf_counter() - started
     assert done.returncode == 0, done.stderr
-    assert "demo" in done.stdout
-    assert "info" in done.stdout
+    for command in ("demo", "info", "train", "pretrain-guide", "evaluate", "data"):
+        assert f" {command} " in done.stdout
     assert "heavy: []" in done.stdout
     assert seconds < 1.5, f"sader --help took {seconds:.2f} s (0.2 s on an idle machine)"
+
+
+@pytest.mark.parametrize("command", ["demo", "info", "train", "pretrain-guide", "evaluate", "data"])
+def test_every_command_explains_itself(capsys, command):
+    code, out, err = called(capsys, command, "--help")
+    assert (code, err) == (0, "")
+    assert "Usage: sader" in out
 
 
 def test_version():
@@ -160,6 +167,24 @@ def test_info_prints_for_people(capsys):
 
 def test_an_unknown_preset_gets_a_suggestion(capsys):
     fails_clearly(called(capsys, "info", "smal"), "ConfigError", "smal", "did you mean small?")
+
+
+# ---------------------------------------------------------------- train and evaluate
+
+
+def test_training_an_unknown_preset_gets_a_suggestion(capsys, tmp_path):
+    pytest.importorskip("pytorch_lightning")
+    run = tmp_path / "run"
+    arguments = ("--data", str(tmp_path / "x"), "--run", str(run))
+    fails_clearly(called(capsys, "train", "nonsense_preset", *arguments), "ConfigError", "nonsense_preset", "known: ")
+    fails_clearly(called(capsys, "train", "smal", *arguments), "ConfigError", "smal", "did you mean small?")
+    assert not run.exists()
+
+
+def test_evaluating_what_is_not_there_exits_2(capsys, tmp_path, tiny_checkpoint):
+    nowhere, missing = str(tmp_path / "nowhere"), str(tmp_path / "missing.safetensors")
+    fails_clearly(called(capsys, "evaluate", missing, "--data", nowhere), "CheckpointError", missing)
+    fails_clearly(called(capsys, "evaluate", str(tiny_checkpoint), "--data", nowhere), "DataError", nowhere)
 
 
 # ---------------------------------------------------------------- checkpoints

@@ -26,6 +26,8 @@ class Outer:
     name: str = "x"
     sizes: tuple[int, ...] = (1, 2)
     maybe: float | None = None
+    pair: tuple[str, float] = ("x", 0.0)
+    groups: tuple[tuple[tuple[str, ...], float], ...] = ()
     inner: Inner = Inner()
 
 
@@ -45,6 +47,9 @@ def test_merge_changes_only_what_is_named():
         ({"maybe": None}, Outer(maybe=None)),
         ({"sizes": []}, Outer(sizes=())),
         ({"flag": True}, Outer(flag=True)),
+        ({"pair": ["y", "1e-3"]}, Outer(pair=("y", 1e-3))),
+        ({"groups": []}, Outer(groups=())),
+        ({"groups": [[["B08"], 1], [[], 0.5]]}, Outer(groups=((("B08",), 1.0), ((), 0.5)))),
         ({"inner": {"kind": "b"}}, Outer(inner=Inner(kind="b"))),
     ],
 )
@@ -71,6 +76,13 @@ def test_values_become_the_annotated_type(changes, expected):
         ({"sizes": 3}, r"sizes is 3; expected a list"),
         ({"sizes": ["a"]}, r"sizes is 'a'; expected int"),
         ({"maybe": "x"}, r"maybe is 'x'; expected float"),
+        ({"name": True}, r"name is True; expected str"),
+        ({"pair": ["y"]}, r"pair is \['y'\]; expected 2 items \(str, float\)"),
+        ({"pair": ["y", 1, 2]}, r"pair is \['y', 1, 2\]; expected 2 items"),
+        ({"pair": ["y", "z"]}, r"pair is 'z'; expected float"),
+        ({"groups": ["B08", 0.5]}, r"groups is 'B08'; expected a list"),
+        ({"groups": [["B08", 0.5]]}, r"groups is 'B08'; expected a list"),
+        ({"groups": [[["B08"]]]}, r"groups is \[\['B08'\]\]; expected 2 items \(list, float\)"),
     ],
 )
 def test_wrong_keys_and_values_are_refused_by_name(changes, text):

@@ -18,23 +18,19 @@ from sader.baselines.rules import estimate_cloud_mask
 from sader.data.shards import SeriesRecord, write_shard
 from sader.data.tasks import Item, clean_this_date
 from sader.errors import ConfigError, DataError, ShapeError, ValueRangeError
-from sader.evaluation import (
+from sader.evaluation.commands import register
+from sader.evaluation.diagnosis import calibration, evaluate_cloud_head
+from sader.evaluation.methods import (
     ClassicalMethod,
     RemoverMethod,
-    Row,
-    bootstrap,
     classical_methods,
     flat_colour_of_truth,
     make_method,
-    markdown,
-    score,
-    score_items,
-    summarise,
 )
-from sader.evaluation.commands import register
-from sader.evaluation.diagnosis import calibration, evaluate_cloud_head
 from sader.evaluation.report import extreme_items, write_panels, write_report
 from sader.evaluation.run import EvaluationRequest, load_records, run_evaluation
+from sader.evaluation.scoring import Row, score, score_items
+from sader.evaluation.summary import bootstrap, markdown, summarise
 from sader.metrics import PSNR_CEILING
 from sader.pipeline import CloudRemover, Removal
 

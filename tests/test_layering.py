@@ -104,6 +104,10 @@ def test_optional_packages_are_never_imported_at_the_top():
         assert found <= homes.get(module, set()), f"{module} imports {found} at its top"
 
 
+def test_the_package_names_all_it_resolves():
+    assert set(sader.__all__) == {"__version__", *sader._WHERE}
+
+
 def test_the_core_works_with_everything_else_blocked(tmp_path):
     """A subprocess in which the optional packages cannot be imported builds the network all the same."""
     program = f"""

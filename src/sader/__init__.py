@@ -27,7 +27,24 @@ _WHERE = {
     "SaderError": "sader.errors",
 }
 
-__all__ = ["__version__", *sorted(_WHERE)]  # noqa: PLE0604
+# Written out, because readers of source (ruff, mypy, editors) do not run it; a test compares it with `_WHERE`.
+__all__ = [
+    "MTCDN",
+    "CloudAwareLoss",
+    "CloudRemover",
+    "Denoiser",
+    "DiffusionConfig",
+    "MTCDNConfig",
+    "Resampler",
+    "SaderError",
+    "__version__",
+    "evaluate",
+    "get_preset",
+    "karras_sigmas",
+    "load_checkpoint",
+    "sample",
+    "save_checkpoint",
+]
 
 
 def __getattr__(name: str) -> Any:

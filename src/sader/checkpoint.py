@@ -7,8 +7,10 @@ repository (`owner/name`, only with huggingface_hub installed).
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import json
 import os
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -17,6 +19,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 
+from sader.bands import BANDS_RGBN
 from sader.config import ModelConfig, from_dict, to_dict
 from sader.diffusion import Denoiser
 from sader.errors import CheckpointError, OutputError, did_you_mean
@@ -25,6 +28,7 @@ from sader.model.mtcdn import MTCDN
 FORMAT = 1
 WEIGHTS_DIR = Path(__file__).parent / "weights"
 HUB_FILE = "model.safetensors"
+CHECKSUM_FILE = "SHA256SUMS"
 
 
 @dataclass(frozen=True)
@@ -133,6 +137,33 @@ def shipped() -> dict[str, Path]:
     return {path.stem: path for path in sorted(WEIGHTS_DIR.glob("*.safetensors"))}
 
 
+def checksums() -> dict[str, str]:
+    """Return the SHA-256 of every file of the weights folder, by its path in there (as `sha256sum` writes it)."""
+    listing = WEIGHTS_DIR / CHECKSUM_FILE
+    if not listing.is_file():
+        return {}
+    pairs = (line.split(maxsplit=1) for line in listing.read_text().splitlines() if line.strip())
+    return {name.strip().lstrip("*"): digest for digest, name in pairs}
+
+
+def verified(path: Path) -> Path:
+    """Return the path of a shipped file after checking that it holds what was shipped."""
+    known = checksums().get(path.relative_to(WEIGHTS_DIR).as_posix())
+    found = hashlib.sha256(path.read_bytes()).hexdigest()
+    if known != found:
+        raise CheckpointError(
+            f"{path} has checksum {found[:12]}..., expected {known[:12] + '...' if known else 'one in ' + CHECKSUM_FILE}. "
+            "The installation is damaged: install sader again."
+        )
+    return path
+
+
+def shipped_guide(name: str, bands: Sequence[str]) -> Path | None:
+    """Return the shipped weights of a learned guide for these bands, or None."""
+    path = WEIGHTS_DIR / "guides" / "sader-guide-rgbn.safetensors"
+    return verified(path) if name == "mae" and tuple(bands) == BANDS_RGBN and path.is_file() else None
+
+
 def find_checkpoint(name_or_path: str | Path) -> Path:
     """Return the file for a path, a shipped name or a hub repository; say where it looked when there is none."""
     text = str(name_or_path)
@@ -141,7 +172,7 @@ def find_checkpoint(name_or_path: str | Path) -> Path:
         return path
     names = shipped()
     if text in names:
-        return names[text]
+        return verified(names[text])
     looked = [f"the file {text}", f"the shipped weights ({', '.join(names) or 'none yet'})"]
     if text.count("/") == 1 and not path.suffix and not path.is_absolute():
         try:

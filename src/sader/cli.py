@@ -16,6 +16,8 @@ import typer
 from sader._version import __version__
 from sader.data.commands import app as data_commands
 from sader.errors import SaderError
+from sader.evaluation.commands import register as register_evaluation
+from sader.training.commands import register as register_training
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -31,8 +33,6 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-
-app.add_typer(data_commands, name="data")
 
 AsJson = Annotated[bool, typer.Option("--json", help="Print machine-readable JSON on standard output.")]
 
@@ -167,6 +167,11 @@ def _print_model(details: ModelInfo) -> None:
     for label, value in details.rows():
         table.add_row(label, value)
     Console().print(table, highlight=False)
+
+
+register_training(app)
+register_evaluation(app)
+app.add_typer(data_commands, name="data")
 
 
 def main(arguments: list[str] | None = None) -> None:

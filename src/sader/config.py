@@ -110,15 +110,27 @@ def _coerce(value: Any, hint: Any, path: str) -> Any:
     if origin is tuple:
         if not isinstance(value, list | tuple):
             raise ConfigError(f"{path} is {value!r}; expected a list.")
-        inner = typing.get_args(hint)[0]
-        return tuple(_coerce(v, inner, path) for v in value)
-    if hint is float and isinstance(value, int | float | str) and not isinstance(value, bool):
+        return _coerce_items(value, typing.get_args(hint), path)
+    if hint is Any or not isinstance(hint, type):
+        return value
+    # For Python True is an int; in a config it is a mistake.
+    if isinstance(value, bool) and hint is not bool:
+        raise ConfigError(f"{path} is {value!r}; expected {hint.__name__}.")
+    if hint is float and isinstance(value, int | str):
         try:
             return float(value)
         except ValueError:
             pass
-    elif hint is Any or not isinstance(hint, type):
+    if isinstance(value, hint):
         return value
-    elif isinstance(value, hint) and not (hint is int and isinstance(value, bool)):
-        return value
-    raise ConfigError(f"{path} is {value!r}; expected {getattr(hint, '__name__', hint)}.")
+    raise ConfigError(f"{path} is {value!r}; expected {hint.__name__}.")
+
+
+def _coerce_items(values: list[Any] | tuple[Any, ...], hints: tuple[Any, ...], path: str) -> tuple[Any, ...]:
+    """Return the items of a tuple as annotated: tuple[A, ...] of any length, tuple[A, B] of exactly that one."""
+    if hints[1:] == (...,):
+        return tuple(_coerce(value, hints[0], path) for value in values)
+    if len(values) != len(hints):
+        wanted = ", ".join("list" if typing.get_origin(h) is tuple else getattr(h, "__name__", str(h)) for h in hints)
+        raise ConfigError(f"{path} is {values!r}; expected {len(hints)} items ({wanted}).")
+    return tuple(_coerce(value, hint, path) for value, hint in zip(values, hints, strict=True))

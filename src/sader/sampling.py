@@ -10,6 +10,7 @@ which at sigma' = 0 is D itself. What resampling does between steps lives in `re
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import pairwise
 from typing import Literal, Protocol
 
 import torch
@@ -104,13 +105,12 @@ def sample(
     x = initial + levels[0] * (alpha * mean + noise(0))
     denoised = x.mean(dim=1)
     draws = 1
-    for step, (sigma, lower) in enumerate(zip(levels[:-1], levels[1:], strict=True)):
+    for step, (sigma, lower) in enumerate(pairwise(levels)):
         level = torch.full((batch,), sigma, dtype=mean.dtype, device=mean.device)
         denoised = denoise(x, level)
         if correction is not None:
-            base = draws
             corrected = correction(
-                denoise, denoised, mean=mean, sigma=sigma, alpha=alpha, step=step, noise=lambda j, b=base: noise(b + j)
+                denoise, denoised, mean=mean, sigma=sigma, alpha=alpha, step=step, noise=_from_draw(noise, draws)
             )
             draws += 64  # a fixed stride: how many draws a correction takes never shifts the noise of later steps
             if corrected is not None:
@@ -127,3 +127,8 @@ def sample(
             callback(step, denoised)
     # After the last step every state frame equals the last denoised image (sigma' = 0), so that is the answer.
     return denoised
+
+
+def _from_draw(noise: NoiseSource, first: int) -> NoiseSource:
+    """Return the source whose draw 0 is draw `first` of `noise`."""
+    return lambda draw: noise(first + draw)

@@ -232,7 +232,7 @@ class SeriesMaker:
             slots = torch.from_numpy(plan.paste_slot).to(device)
             take = (donor_labels >= THICK) & (donor_labels <= SHADOW) & flat_valid[slots]
             foreign = torch.from_numpy(plan.paste_symmetry >= 0).to(device)
-            donor = _transferred(donor, donor_labels, flat[slots], foreign)
+            donor = carried_over(donor, donor_labels, flat[slots], foreign)
             pasted, mask = paste_clouds(flat[slots], donor, take, feather=plan.feather)
             flat = flat.index_copy(0, slots, pasted)
             flat_labels = flat_labels.index_copy(0, slots, torch.where(mask, donor_labels, flat_labels[slots]))
@@ -286,7 +286,7 @@ def _coarser(images: Tensor, labels: Tensor, crop: int) -> tuple[Tensor, Tensor]
     return images * seen[:, None], nearest
 
 
-def _transferred(donor: Tensor, labels: Tensor, ground: Tensor, foreign: Tensor) -> Tensor:
+def carried_over(donor: Tensor, labels: Tensor, ground: Tensor, foreign: Tensor) -> Tensor:
     """Return `donor` (P, C, H, W) with the thin clouds and shadows of `foreign` places moved over `ground`.
 
     Pixels of thin cloud and shadow show the ground below: taken as they are, desert would come along into forest.

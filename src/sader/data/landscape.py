@@ -6,6 +6,7 @@ It makes no clouds. Everything is a pure function of the seed and the size.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -267,7 +268,7 @@ def _materials(land: Land, day: float) -> dict[str, np.ndarray]:
     tone = land.tone * (1 + 0.035 * bare * furrows + 0.025 * land.fine + 0.02 * land.patchy)
     parts = {name: part * tone for name, part in parts.items()}
 
-    def cover(amount: np.ndarray, by: dict[str, np.ndarray | float]) -> None:
+    def cover(amount: np.ndarray, by: Mapping[str, np.ndarray | float]) -> None:
         for name in parts:
             parts[name] = parts[name] * (1 - amount)
         for name, share in by.items():

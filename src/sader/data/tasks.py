@@ -15,7 +15,7 @@ import numpy as np
 import torch
 
 from sader.baselines.rules import estimate_cloud_mask
-from sader.data.bank import _transferred
+from sader.data.bank import carried_over
 from sader.data.clouds import apply_clouds, cloud_fields
 from sader.data.frames import Frames, clear_windows, cloudy_windows, read_frames
 from sader.data.pseudodates import pseudo_dates
@@ -231,7 +231,7 @@ def _foreign_clouds(
                 for part in (source.images, source.labels, source.valid)
             )
             ground = torch.from_numpy(place.images[reference])[None]
-            moved = _transferred(image, torch.where(seen, labels, UNKNOWN), ground, torch.ones(1, dtype=torch.bool))
+            moved = carried_over(image, torch.where(seen, labels, UNKNOWN), ground, torch.ones(1, dtype=torch.bool))
             cloud = ((labels >= THICK) & (labels <= SHADOW) & seen)[0].numpy()
             pasted = cloud & place.clear(reference)
             name = f"{place.name}/date{reference}/{number}-{source.name}.{date}"

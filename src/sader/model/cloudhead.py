@@ -6,6 +6,10 @@ not. With one date only it falls back to that date's own colours.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from itertools import pairwise
+from typing import cast
+
 import torch
 from einops import rearrange
 from torch import Tensor, nn
@@ -41,10 +45,10 @@ class CloudHead(nn.Module):
         self.bands = nn.Linear(bands, widths[0])
         self.down = nn.ModuleList()
         self.up = nn.ModuleList()
-        for fine, coarse in zip(widths[:-1], widths[1:], strict=True):
-            self.down.append(nn.ModuleList([ResBlock(fine, fine), ResBlock(fine, fine, resample="down")]))
+        for fine, coarse in pairwise(widths):
+            down = [ResBlock(fine, fine), ResBlock(fine, fine, resample="down"), ResBlock(fine, coarse)]
+            self.down.append(nn.ModuleList(down))
             self.up.append(nn.ModuleList([ResBlock(coarse, coarse, resample="up"), ResBlock(coarse + fine, fine)]))
-            self.down[-1].append(ResBlock(fine, coarse))
         self.middle = ResBlock(widths[-1], widths[-1])
         self.out = zero_init(nn.Conv2d(widths[0], len(CLASSES) * stem**2, 3, padding=1))
 
@@ -59,12 +63,14 @@ class CloudHead(nn.Module):
         flags = self.bands(band_present.to(cloudy.dtype))[:, :, None, None].repeat_interleave(dates, dim=0)
         h = self.lift(space_to_depth(rearrange(inputs, "b t c h w -> (b t) c h w"), self.stem)) + flags
         skips = []
-        for keep, halve, widen in self.down:
+        for level in self.down:
+            keep, halve, widen = cast(Iterable[nn.Module], level)
             h = keep(h)
             skips.append(h)
             h = widen(halve(h))
         h = self.middle(h)
-        for (double, join), skip in zip(reversed(self.up), reversed(skips), strict=True):
+        for level, skip in zip(reversed(self.up), reversed(skips), strict=True):
+            double, join = cast(Iterable[nn.Module], level)
             h = join(torch.cat([double(h), skip], dim=1))
         logits = depth_to_space(self.out(h), self.stem)
         return rearrange(logits, "(b t) k h w -> b t k h w", t=dates)

@@ -108,8 +108,8 @@ def classical_blend(matched: MatchedDates, available: Tensor) -> Tensor:
 class CompositeHead(nn.Module):
     """Per-pixel weights over the matched dates and the smooth fill, from the condition network's finest features.
 
-    Untrained, the weights are inverse squared variances of the clear candidates: a classical blend. Training adds to their
-    logarithms.
+    Untrained, the weights are inverse squared variances of the clear candidates: a classical blend. Training adds to
+    their logarithms.
     """
 
     def __init__(self, width: int, *, stem: int) -> None:

@@ -18,8 +18,8 @@ CELL = 8
 """Edge of a statistics cell in pixels."""
 RIDGE_GLOBAL = 1e-5
 RIDGE_LOCAL = 3e-5
-"""Ridge on the slopes, in squared model units (bands vary by about 0.1, squared 0.01). This and the constants below were
-chosen on the training places of CloudSEN12: wide neighbourhoods win, because labels miss the fringes of clouds."""
+"""Ridge on the slopes, in squared model units (bands vary by about 0.1, squared 0.01). This and the constants below
+were chosen on the training places of CloudSEN12: wide neighbourhoods win, because labels miss the fringes of clouds."""
 PIXELS_GLOBAL = 64.0
 """Evidence, in clear pixels, at which the global fit is trusted by half."""
 WEIGHT_LOCAL = 0.005
@@ -29,7 +29,7 @@ SPREADS = (3.0, 6.0, 12.0, 24.0)
 
 
 OUTLIER = 50.0
-"""Squared misfit, in usual ones, at which a pixel counts a quarter: land changes by less, a missed cloud by far more."""
+"""Squared misfit, in usual ones, at which a pixel counts a quarter: land changes less, a missed cloud far more."""
 SMALLEST_PIVOT = 1e-9
 """Rounding may turn the pivot of a nearly singular matrix negative; the ridges above are far larger."""
 MOST_CHANGE = 1.0
@@ -93,7 +93,7 @@ def match_dates(cloudy: Tensor, clear: Tensor, anchor: Tensor) -> Tensor:
 
 
 def _match_dates(cloudy: Tensor, clear: Tensor, anchor: Tensor) -> Tensor:
-    batch, dates, bands, height, width = cloudy.shape
+    batch, _, bands, height, width = cloudy.shape
     ph, pw = -(-height // CELL) * CELL, -(-width // CELL) * CELL
     # Bottom and right cells are completed with weight zero, so that padding is no evidence.
     weight = F.pad(clear, (0, pw - width, 0, ph - height))
@@ -179,8 +179,8 @@ def _fit(moments: Tensor, *, ridge: float, half: float) -> tuple[Tensor, Tensor]
 def spread_from_clear(values: Tensor, clear: Tensor, *, floor: float = 1e-5) -> Tensor:
     """Return (N, D, H, W) smooth: the local mean of `values` over clear pixels, carried across what is hidden.
 
-    values: (N, D, H, W); clear: (N, H, W) in [0, 1]. floor: the weight of a hidden pixel; it decides only where no clear
-    pixel is near. Differentiable.
+    values: (N, D, H, W); clear: (N, H, W) in [0, 1]. floor: the weight of a hidden pixel; it decides only where no
+    clear pixel is near. Differentiable.
     """
     height, width = values.shape[-2:]
     ph, pw = -(-height // CELL) * CELL, -(-width // CELL) * CELL

@@ -75,7 +75,9 @@ class MTCDNConfig:
 
     def __post_init__(self) -> None:
         if len(self.widths) != len(self.blocks):
-            raise ConfigError(f"widths has {len(self.widths)} levels and blocks {len(self.blocks)}; give one per level.")
+            raise ConfigError(
+                f"widths has {len(self.widths)} levels and blocks {len(self.blocks)}; give one per level."
+            )
         if self.kernel % 2 == 0:
             raise ConfigError(f"kernel is {self.kernel}; a neighbourhood has a centre, so it must be odd.")
         if self.widths[-1] % self.head_width:
@@ -175,9 +177,7 @@ class MTCDN(nn.Module):
         )
         self.stem = nn.Conv2d(frame, widths[0], 3, padding=1)
         self.attention = (
-            HybridAttention(
-                channels, emb_width=config.emb_width, kernel=config.kernel, head_width=config.head_width
-            )
+            HybridAttention(channels, emb_width=config.emb_width, kernel=config.kernel, head_width=config.head_width)
             if config.use_hybrid
             else None
         )
@@ -272,7 +272,10 @@ class MTCDN(nn.Module):
             reference = torch.full((batch,), -1, dtype=torch.long, device=device)
         matched = prepare_dates(cloudy, cloud=cloud, observed=observed, reference=reference)
         matched_dates = matched.dates.to(cloudy.dtype).masked_fill(~use, 0.0)
-        per_pixel = (observed[:, :, None].to(cloudy.dtype), matched.flag[:, :, None, None, None].expand(-1, -1, 1, ph, pw))
+        per_pixel = (
+            observed[:, :, None].to(cloudy.dtype),
+            matched.flag[:, :, None, None, None].expand(-1, -1, 1, ph, pw),
+        )
         trust = matched.log_variance().to(cloudy.dtype)
         inputs = torch.cat(
             [

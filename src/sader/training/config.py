@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -112,7 +111,10 @@ class RunConfig:
 
 FREE_KEYS = frozenset(
     f"train.{key}"
-    for key in ("checkpoint_every", "log_every", "validate_every", "validate_batches", "panels", "devices", "half", "record")
+    for key in (
+        *("checkpoint_every", "log_every", "validate_every", "validate_batches", "panels"),
+        *("devices", "half", "record"),
+    )
 )
 """What may change when a run goes on: none of it changes the weights."""
 
@@ -154,22 +156,7 @@ def differing_keys(first: Any, second: Any) -> list[str]:
 
 def merged(config: RunConfig, changes: dict[str, Any]) -> RunConfig:
     """Return `config` with nested changes; unknown keys fail by name."""
-    changes = _joined({}, changes)
-    # Groups of bands are pairs of a list and a number, which the generic reader of tuples cannot tell apart.
-    maker = changes.get("data", {}).get("maker", {}) if isinstance(changes.get("data"), dict) else {}
-    groups = maker.pop("band_dropout", None) if isinstance(maker, dict) else None
-    config = merge(config, changes)
-    if groups is None:
-        return config
-    try:
-        parsed = tuple((tuple(str(name) for name in names), float(chance)) for names, chance in groups)
-    except (TypeError, ValueError) as error:
-        raise ConfigError(
-            f"data.maker.band_dropout is {groups!r}; expected pairs of bands and chance, such as [[[B08], 0.1]]."
-        ) from error
-    return dataclasses.replace(
-        config, data=dataclasses.replace(config.data, maker=dataclasses.replace(config.data.maker, band_dropout=parsed))
-    )
+    return merge(config, changes)
 
 
 def read_yaml(path: Path) -> dict[str, Any]:

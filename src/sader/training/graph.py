@@ -8,7 +8,7 @@ lost. What varies goes in through memory: the batch, the seed of the noise, the 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import fields
+from dataclasses import fields, replace
 
 import torch
 from torch import Tensor
@@ -37,7 +37,7 @@ class GraphedStep:
         parameters: Sequence[Tensor],
         optimizers: Sequence[torch.optim.Optimizer],
     ) -> None:
-        self.batch = SeriesBatch(**{f.name: _copy(getattr(example, f.name)) for f in fields(example)})
+        self.batch = _copy(example)
         self.generator = torch.Generator(example.cloudy.device).manual_seed(0)
         before = [parameter.detach().clone() for parameter in parameters]
         states_before = _state_tensors(optimizers)
@@ -77,8 +77,10 @@ class GraphedStep:
         return {name: value.clone() for name, value in self.terms.items()}
 
 
-def _copy(value: Tensor | None) -> Tensor | None:
-    return None if value is None else value.clone()
+def _copy(batch: SeriesBatch) -> SeriesBatch:
+    """Return the batch with memory of its own."""
+    tensors = {field.name: getattr(batch, field.name) for field in fields(batch)}
+    return replace(batch, **{name: value.clone() for name, value in tensors.items() if value is not None})
 
 
 def _forget_gradients(parameters: Sequence[Tensor]) -> None:

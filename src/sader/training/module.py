@@ -67,6 +67,9 @@ class TrainingModule(LightningModule):
         self._recent: list[tuple[int, dict[str, Tensor]]] = []
         self._clock, self._factor = 0.0, 0.0
         self._graph: Any = None
+        # Dropout in a replayed graph goes on with the device's generator, which nothing seeds step by step as
+        # `_generator` does: a resumed run could not repeat the masks of an uninterrupted one.
+        self._drops = any(isinstance(m, nn.Dropout) and m.p > 0 for m in denoiser.modules())
 
     # ---------------------------------------------------------------- the step
 
@@ -135,10 +138,10 @@ class TrainingModule(LightningModule):
 
     @property
     def recording(self) -> bool:
-        """Whether steps are replayed as a CUDA graph: one GPU, one micro-batch a step, nothing compiled."""
+        """Whether steps are replayed as a CUDA graph: one GPU, one micro-batch a step, nothing compiled, no dropout."""
         config = self.config
         alone = config.devices == 1 and config.accumulate == 1 and not config.compile
-        return config.record and alone and self.device.type == "cuda"
+        return config.record and alone and not self._drops and self.device.type == "cuda"
 
     def _micro_batches(self, step: int) -> range:
         """Return the numbers of this process's micro-batches: a step's are dealt out in turn."""

@@ -18,7 +18,6 @@ from sader.losses import CloudAwareLoss, CloudAwareLossConfig
 from sader.model.composite import classical_blend
 from sader.model.mtcdn import MTCDN, Condition
 
-
 RELATIVE_TO = 0.03
 """A usual error of the classical blend in model units; a series with it counts about two thirds."""
 

@@ -66,7 +66,8 @@ def orthogonalised(matrices: Tensor, *, steps: int = 5) -> Tensor:
 class Muon(torch.optim.Optimizer):
     """Momentum, Nesterov blend, orthogonalised update (METHOD 7). Equal shapes are stacked into one batch.
 
-    lr: 1e-3 (Sen2_MTC_New), 1e-4 (SEN12MS-CR-TS), a number or a tensor of one; momentum: of the running mean, 0.95; weight_decay: per unit of lr.
+    lr: 1e-3 (Sen2_MTC_New), 1e-4 (SEN12MS-CR-TS), a number or a tensor of one; momentum: of the running mean, 0.95;
+    weight_decay: per unit of lr.
     """
 
     def __init__(
