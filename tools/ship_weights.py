@@ -1,7 +1,7 @@
 """Put trained weights into the package: set their default steps, complete their card, renew the checksums.
 
-    python tools/ship_weights.py runs/b/model.safetensors --name sader-s2-rgbn --steps 1 --card card.json
-    python tools/ship_weights.py --guide runs/g/guide.safetensors --name sader-guide-rgbn
+python tools/ship_weights.py runs/b/model.safetensors --name sader-s2-rgbn --steps 1 --card card.json
+python tools/ship_weights.py --guide runs/g/guide.safetensors --name sader-guide-rgbn
 """
 
 from __future__ import annotations

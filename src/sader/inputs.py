@@ -155,8 +155,10 @@ def _check_range(array: NDArray[np.float32], seen: NDArray[np.bool_], name: str)
     values = array[np.broadcast_to(seen[:, None], array.shape)]
     low, high = float(values.min()), float(values.max())
     if high > HIGHEST:
-        hint = "They look like digital numbers: divide by 10000 (and subtract the offset) first." if high > 50 else (
-            "Check scale and nodata."
+        hint = (
+            "They look like digital numbers: divide by 10000 (and subtract the offset) first."
+            if high > 50
+            else ("Check scale and nodata.")
         )
         raise ValueRangeError(f"{name} goes up to {high:g}; expected reflectance in [0, 1]. {hint}")
     if low < LOWEST:
@@ -216,9 +218,7 @@ def _days(days: Sequence[float] | None, dates: int) -> Tensor | None:
     return torch.from_numpy(values - values.min())[None]
 
 
-def _aux(
-    aux: ArrayLike | None, network: MTCDNConfig, shape: tuple[int, ...], seen: NDArray[np.bool_]
-) -> Tensor | None:
+def _aux(aux: ArrayLike | None, network: MTCDNConfig, shape: tuple[int, ...], seen: NDArray[np.bool_]) -> Tensor | None:
     if aux is None:
         return None
     if not network.aux_bands:

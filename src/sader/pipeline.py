@@ -356,9 +356,7 @@ class CloudRemover:
             torch.manual_seed(0)  # a learned guide without weights starts at random
             return make_guide(name, bands=len(self.bands), weights=shipped_guide(name, self.bands))
 
-    def _finish(
-        self, series: PreparedSeries, clear: Blend, squares: Blend | None, cloud: Blend | None
-    ) -> Removal:
+    def _finish(self, series: PreparedSeries, clear: Blend, squares: Blend | None, cloud: Blend | None) -> Removal:
         """Return the result at the size of the input, with the reference date's clear pixels put back."""
         height, width = series.cloudy.shape[-2:]
         image = clear.result()[:, :height, :width].clip(min=0.0)

@@ -167,7 +167,9 @@ def blend(
     # The floor is small: where no date is clear, even a thousandth of each would carry cloud in beside the fill.
     prior = trust_mask * (matched.clear + 1e-5).log()
     prior = torch.cat([prior, torch.zeros_like(prior[:, :1]) + prefer_fill], dim=1)
-    logits = learned + prior - trust_fit * matched.variance.log()
+    certain = torch.cat([(8 * matched.clear).clamp(max=1), torch.ones_like(matched.clear[:, :1])], dim=1)
+    # How well a date fits matters unless it is surely cloud: a good fit must not lift its clouds above the fill.
+    logits = learned + prior - trust_fit * certain * matched.variance.log()
     never = torch.zeros_like(available[:, :1])  # the fill is always there
     others = logits.masked_fill(torch.cat([~available | is_anchor, never], dim=1), float("-inf"))
     weights = others.softmax(dim=1)
@@ -189,7 +191,7 @@ def blend(
     seen = available.any(dim=(2, 3), keepdim=True).float()
     usual = (matched.variance[:, :-1] * seen).sum(dim=1) / seen.sum(dim=1).clamp(min=1)
     usual = usual.clamp(min=NOISE_VARIANCE)  # a series without a single pixel has none
-    own_logit = own_logit - trust_fit * usual.log()
+    own_logit = own_logit - trust_fit * matched.at_anchor(certain[:, :-1]) * usual.log()
     share = (own_logit - others.logsumexp(dim=1)).sigmoid() * matched.at_anchor(available).float()
     composite = image + share[:, None] * (own - image)
     spread = weights * (1 - share[:, None])

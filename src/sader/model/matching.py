@@ -107,9 +107,11 @@ def _match_dates(cloudy: Tensor, clear: Tensor, anchor: Tensor) -> Tensor:
     ]
     x, target, weight = x - centre, target - centre, weight * own
 
-    everything = _moments(x, target, weight).sum(dim=(-2, -1), keepdim=True)
+    # A cloud that the mask missed has leverage: it would bend a first fit towards itself. So the first is made where
+    # the dates agree as they are, and what that fit cannot explain hardly counts in the second.
+    agreeing = weight * inlier_weight((x - target).square().mean(dim=2), weight)
+    everything = _moments(x, target, agreeing).sum(dim=(-2, -1), keepdim=True)
     slope, offset = _fit(everything, ridge=RIDGE_GLOBAL, half=PIXELS_GLOBAL)
-    # A cloud that the mask missed is an outlier of the first fit; the second hardly sees it.
     misfit = x + torch.einsum("btihw,btijkl->btjhw", x, slope) + offset - target
     weight = weight * inlier_weight(misfit.square().mean(dim=2), weight)
     moments = _moments(x, target, weight)
