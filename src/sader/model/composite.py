@@ -48,6 +48,12 @@ NOISE_VARIANCE = 1e-5
 """Floor of the variance, about 0.0016 of reflectance: no date agrees better with another than sensors do."""
 
 
+SURE = 8
+"""Power of the clear probability for use in holes: what is 0.9 clear counts 0.4, so that fringes of clouds hardly do."""
+HOLE = 33
+"""Edge in pixels of the window that says whether a pixel is close to known ones."""
+
+
 def prepare_dates(cloudy: Tensor, *, cloud: Tensor, observed: Tensor, reference: Tensor) -> MatchedDates:
     """Return the dates matched to the reference date, or to the clearest one where reference is -1.
 
@@ -60,24 +66,43 @@ def prepare_dates(cloudy: Tensor, *, cloud: Tensor, observed: Tensor, reference:
         dates = match_dates(cloudy, clear, anchor)
         rows = torch.arange(len(anchor), device=anchor.device)
         target, target_clear = cloudy[rows, anchor].float(), clear[rows, anchor]
-        fill = spread_from_clear(target, target_clear)
         # How well does each candidate explain the anchor nearby? Its own variance would be 0; that is settled by
-        # a preference, not by this.
-        candidates = torch.cat([dates, fill[:, None]], dim=1)
+        # a preference, not by this. The fill's is that of a smooth one: what it explains without seeing the pixel.
+        smooth = spread_from_clear(target, target_clear)
+        candidates = torch.cat([dates, smooth[:, None]], dim=1)
         squared = (candidates - target[:, None]).square().mean(dim=2)
         both = torch.cat([clear, torch.ones_like(clear[:, :1])], dim=1) * target_clear[:, None]
         both = both * inlier_weight(squared, both)
         variance = spread_from_clear(squared.flatten(0, 1)[:, None], both.flatten(0, 1), floor=1e-4)
+        variance = variance.view(squared.shape) + NOISE_VARIANCE
+        fill = fill_holes(dates, clear, variance[:, :-1], anchor)
         flag = F.one_hot(anchor, cloudy.shape[1]).to(cloudy.dtype)
         flag = flag * torch.where(asked, 1.0, 0.5).to(cloudy.dtype)[:, None]
     return MatchedDates(
         dates=dates,
         fill=fill.to(cloudy.dtype),
         clear=clear,
-        variance=variance.view(squared.shape) + NOISE_VARIANCE,
+        variance=variance,
         anchor=anchor,
         flag=flag,
     )
+
+
+def fill_holes(dates: Tensor, clear: Tensor, variance: Tensor, anchor: Tensor) -> Tensor:
+    """Return a full image (B, C, H, W) for what no date shows, made from what some date shows around it.
+
+    Close to known pixels they are carried inward, which keeps the edges of fields; far inside a large hole that would
+    only be streaks, and the wide local mean takes over.
+    """
+    sure = clear.pow(SURE)
+    own = F.one_hot(anchor, clear.shape[1]).bool()[:, :, None, None]
+    # The anchor explains itself perfectly, so its variance says nothing: it counts a hundred times the best other.
+    worth = torch.where(own, 0.0, 1 / variance)
+    weight = sure * torch.where(own, 100 * worth.amax(dim=1, keepdim=True) + 1.0, worth)
+    image = torch.einsum("bthw,btchw->bchw", weight / (weight.sum(dim=1, keepdim=True) + 1e-12), dates)
+    known = sure.amax(dim=1)
+    near = (2 * F.avg_pool2d(known[:, None], HOLE, stride=1, padding=HOLE // 2)).clamp(max=1)
+    return near * carried_inward(image, known[:, None]) + (1 - near) * spread_from_clear(image, known)
 
 
 def clearest_date(cloudy: Tensor, clear: Tensor, observed: Tensor) -> Tensor:
