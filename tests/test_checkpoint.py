@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from pathlib import Path
 
@@ -217,6 +218,9 @@ def test_find_by_path_and_by_shipped_name(path, tmp_path, monkeypatch):
     assert find_checkpoint(path) == path
     assert find_checkpoint(str(path)) == path
     monkeypatch.setattr(module, "WEIGHTS_DIR", path.parent)
+    with pytest.raises(CheckpointError, match="expected one in SHA256SUMS"):
+        find_checkpoint("model")
+    (path.parent / "SHA256SUMS").write_text(f"{hashlib.sha256(path.read_bytes()).hexdigest()}  model.safetensors\n")
     assert find_checkpoint("model") == path
 
 

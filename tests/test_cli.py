@@ -224,7 +224,9 @@ def test_demo_writes_a_map_and_a_picture_and_scores_them(capsys, tmp_path, small
     report = json.loads(printed)
     assert report["trained"] is True
     assert report["steps"] == "1+0"
-    assert [row["method"] for row in report["scores"]] == ["SADER", "least cloudy", "median", "mosaic", "ridge blend"]
+    assert [row["method"] for row in report["scores"]] == [
+        "SADER", "SADER, own masks", "least cloudy", "median", "mosaic", "ridge blend",
+    ]  # fmt: skip
     for row in report["scores"]:
         for region in ("whole", "hidden"):
             assert all(np.isfinite(value) for value in row[region].values())

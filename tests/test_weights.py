@@ -9,8 +9,8 @@ import pytest
 
 import sader
 from sader import checkpoint
-from sader.baselines.classical import get_classical
 from sader.bands import BANDS_RGBN
+from sader.baselines.classical import get_classical
 from sader.data.synthetic import make_series
 from sader.errors import CheckpointError
 from sader.model.guide import make_guide
@@ -33,7 +33,9 @@ def error(image, scene):
 
 
 def test_every_shipped_file_is_listed_and_matches():
-    files = {path.relative_to(checkpoint.WEIGHTS_DIR).as_posix() for path in checkpoint.WEIGHTS_DIR.rglob("*.safetensors")}
+    files = {
+        path.relative_to(checkpoint.WEIGHTS_DIR).as_posix() for path in checkpoint.WEIGHTS_DIR.rglob("*.safetensors")
+    }
     assert files == set(checkpoint.checksums())
     for name in files:
         checkpoint.verified(checkpoint.WEIGHTS_DIR / name)
@@ -65,7 +67,7 @@ def test_card_says_what_it_was_trained_on(remover):
 
 def test_given_masks_it_beats_the_simple_methods(remover, scene):
     result = remover(scene.cloudy, reference=0, cloud_mask=scene.cloud_mask)
-    for name in ("median", "least_cloudy", "mosaic", "matched_mosaic"):
+    for name in ("median", "least_cloudy", "mosaic", "matched_mosaic", "ridge_blend"):
         rival = get_classical(name)(scene.cloudy, cloud_mask=scene.cloud_mask, reference=0)
         assert error(result, scene) < error(rival, scene), name
 

@@ -151,9 +151,9 @@ def verified(path: Path) -> Path:
     known = checksums().get(path.relative_to(WEIGHTS_DIR).as_posix())
     found = hashlib.sha256(path.read_bytes()).hexdigest()
     if known != found:
+        wanted = f"{known[:12]}..." if known else f"one in {CHECKSUM_FILE}"
         raise CheckpointError(
-            f"{path} has checksum {found[:12]}..., expected {known[:12] + '...' if known else 'one in ' + CHECKSUM_FILE}. "
-            "The installation is damaged: install sader again."
+            f"{path} has checksum {found[:12]}..., expected {wanted}. The installation is damaged: install sader again."
         )
     return path
 

@@ -96,7 +96,8 @@ def _print_demo(report: DemoReport, console: Console) -> None:
     from rich import box
     from rich.table import Table
 
-    title = f"{report.model}, {report.steps.removesuffix('+0')} steps, {report.seconds:.1f} s"
+    steps = report.steps.removesuffix("+0")
+    title = f"{report.model}, {steps} step{'' if steps == '1' else 's'}, {report.seconds:.1f} s"
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     table.add_column("", no_wrap=True)
     for region in ("all pixels", "hidden pixels"):

@@ -49,7 +49,7 @@ NOISE_VARIANCE = 1e-5
 
 
 SURE = 8
-"""Power of the clear probability for use in holes: what is 0.9 clear counts 0.4, so that fringes of clouds hardly do."""
+"""Power of the clear probability for use in holes: what is 0.9 clear counts 0.4, so fringes of clouds hardly do."""
 HOLE = 33
 """Edge in pixels of the window that says whether a pixel is close to known ones."""
 
