@@ -347,13 +347,13 @@ def test_heun_is_another_way_to_the_answer(small):
 @pytest.mark.parametrize(
     ("steps", "expected"),
     [
-        (4, (4, 1)),
+        (4, (4, 0)),
         ("4", (4, 0)),
         ("4+1", (4, 1)),
         ("6+2", (6, 2)),
         ("3+0", (3, 0)),
         (None, (4, 1)),
-        (np.int64(2), (2, 1)),
+        (np.int64(2), (2, 0)),
     ],
 )
 def test_steps_are_read(steps, expected):

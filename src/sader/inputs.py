@@ -44,7 +44,7 @@ class PreparedSeries:
 
 
 def parse_steps(steps: int | str | None, config: ModelConfig) -> tuple[int, int]:
-    """Return (steps, resamplings) from 4, "4", "4+1" or None."""
+    """Return (steps, resamplings) from 4 or "4" (no resampling), "4+1", or None (the checkpoint's own)."""
     if steps is None:
         return config.diffusion.steps, config.sampling.resample_steps
     if isinstance(steps, bool) or not isinstance(steps, int | np.integer | str):
@@ -52,8 +52,7 @@ def parse_steps(steps: int | str | None, config: ModelConfig) -> tuple[int, int]
     count, plus, extra = str(steps).partition("+")
     if not count.strip().isdecimal() or (plus and not extra.strip().isdecimal()) or int(count) < 1:
         raise ConfigError(f"steps is {steps!r}; expected a number such as 4, or '4+1' for resampling.")
-    resamplings = int(extra) if plus else (0 if isinstance(steps, str) else config.sampling.resample_steps)
-    return int(count), resamplings
+    return int(count), int(extra) if plus else 0
 
 
 def prepare_series(

@@ -178,7 +178,7 @@ class CloudRemover:
         aux: (T, A, H, W), bands that only help (NIR or SAR of the paper's networks).
         valid: bool (T, H, W), False where a date has no data. NaN is refused unless it is marked here.
         bands: names of the C bands where they are not the model's own in the model's order.
-        steps: 4, or "4+1" for four steps with one resampling each (the paper); None = the checkpoint's own.
+        steps: 4, or "4+1" for four steps with one resampling each (the paper); None = the checkpoint's own of both.
         samples: how many results with different noise to average; their standard deviation is `Removal.spread`.
         progress: called with (work done, work in all): each tile counts once for its dates and once per step.
         """
