@@ -552,3 +552,14 @@ def test_a_new_network_answers_zero():
     torch.manual_seed(0)
     net = MTCDN(PAPER)
     assert not evaluate(net, series()).any()
+
+
+def test_paper_network_takes_the_other_dates_where_one_has_no_data():
+    """Grey (0) at a pixel without data would pull the diffusion's average over the dates towards grey."""
+    network = MTCDN(MTCDNConfig(widths=(16, 32), blocks=(1, 1), head_width=16, aux_bands=()))
+    cloudy = torch.rand(1, 3, 3, 16, 16) - 1
+    valid = torch.ones(1, 3, 16, 16, dtype=torch.bool)
+    valid[0, 1, :, 8:] = False
+    mean = network.condition(cloudy, valid=valid).mean
+    torch.testing.assert_close(mean[0, 1, :, :, 8:], (cloudy[0, 0, :, :, 8:] + cloudy[0, 2, :, :, 8:]) / 2)
+    torch.testing.assert_close(mean[0, 1, :, :, :8], cloudy[0, 1, :, :, :8])

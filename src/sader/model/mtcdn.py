@@ -10,7 +10,7 @@ diffusion works on what that composite leaves. Values are in the model's [-1, 1]
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -111,6 +111,24 @@ class Condition:
     weights: Tensor | None = None
     """(B, T + 1, H, W): the composite's weights, the smooth fill last; None without a composite."""
     matched: MatchedDates | None = None
+
+
+class _Series(NamedTuple):
+    """A batch of series as the network takes it in: padded, with zeros where there is nothing."""
+
+    cloudy: Tensor
+    aux: Tensor
+    observed: Tensor
+    """bool (B, T, H, W): the date is there and has data at the pixel."""
+    use: Tensor
+    """bool (B, T, C, H, W): observed, in a band that is there."""
+    present: Tensor
+    band_present: Tensor
+    available: Tensor
+    """bool (B, T, H/stem, W/stem): what attention over the dates may look at."""
+    emb: Tensor
+    """(B*T, E)"""
+    size: tuple[int, int]
 
 
 class MTCDN(nn.Module):
@@ -250,66 +268,83 @@ class MTCDN(nn.Module):
 
         flags = torch.cat([band_present, aux_present], dim=1).to(cloudy.dtype)
         emb = self._date_embedding(present, days) + repeat(self.flag_embedding(1 - flags), "b e -> (b t) e", t=dates)
-        available_stem = pool_available(available, config.stem)
+        series = _Series(
+            cloudy=cloudy,
+            aux=aux_frames,
+            observed=observed,
+            use=use,
+            present=present,
+            band_present=band_present,
+            available=pool_available(available, config.stem),
+            emb=emb,
+            size=(height, width),
+        )
         if not config.composite:
-            frames = torch.cat([cloudy, aux_frames], dim=2)
-            features = self.condition_net(space_to_depth(frames, config.stem), available_stem, emb)
-            return Condition(
-                features=features,
-                frames=space_to_depth(frames, config.stem),
-                mean=cloudy,
-                present=present,
-                available=available_stem,
-                size=(height, width),
-            )
-
-        if cloud is None:
-            cloud = self.cloud_probability(cloudy, observed, band_present)
-        else:
+            return self._about_dates(series)
+        if cloud is not None:
             cloud = reflect_pad(cloud.to(cloudy.dtype), ph, pw)
-        cloud = cloud.masked_fill(~observed, 1.0)
         if reference is None:
             reference = torch.full((batch,), -1, dtype=torch.long, device=device)
-        matched = prepare_dates(cloudy, cloud=cloud, observed=observed, reference=reference)
-        matched_dates = matched.dates.to(cloudy.dtype).masked_fill(~use, 0.0)
-        per_pixel = (
-            observed[:, :, None].to(cloudy.dtype),
-            matched.flag[:, :, None, None, None].expand(-1, -1, 1, ph, pw),
+        return self._about_composite(series, cloud, reference)
+
+    def _about_dates(self, series: _Series) -> Condition:
+        """The paper's condition: the diffusion reverts to the dates themselves."""
+        # Where a date has no data it takes the mean of the others: grey would pull the average over dates to grey.
+        others = masked_mean(series.cloudy, series.observed)[:, None]
+        gap = series.present[:, :, None, None, None] & ~series.use
+        cloudy = torch.where(gap, others, series.cloudy)
+        frames = space_to_depth(torch.cat([cloudy, series.aux], dim=2), self.config.stem)
+        return Condition(
+            features=self.condition_net(frames, series.available, series.emb),
+            frames=frames,
+            mean=cloudy,
+            present=series.present,
+            available=series.available,
+            size=series.size,
         )
+
+    def _about_composite(self, series: _Series, cloud: Tensor | None, reference: Tensor) -> Condition:
+        """The product's condition: dates matched and blended to a composite, to which the diffusion reverts."""
+        cloudy, observed, stem = series.cloudy, series.observed, self.config.stem
+        batch, dates, _, height, width = cloudy.shape
+        if cloud is None:
+            cloud = self.cloud_probability(cloudy, observed, series.band_present)
+        cloud = cloud.masked_fill(~observed, 1.0)
+        matched = prepare_dates(cloudy, cloud=cloud, observed=observed, reference=reference)
+        matched_dates = matched.dates.to(cloudy.dtype).masked_fill(~series.use, 0.0)
+        flag = matched.flag[:, :, None, None, None].expand(-1, -1, 1, height, width)
         trust = matched.log_variance().to(cloudy.dtype)
-        inputs = torch.cat(
+
+        def every_date(image: Tensor) -> Tensor:
+            return image[:, None].expand(-1, dates, -1, -1, -1)
+
+        seen = torch.cat(
             [
                 cloudy,
                 matched_dates,
-                matched.fill[:, None].expand(-1, dates, -1, -1, -1),
-                aux_frames,
+                every_date(matched.fill),
+                series.aux,
                 cloud[:, :, None],
-                *per_pixel,
+                observed[:, :, None].to(cloudy.dtype),
+                flag,
                 trust[:, :-1, None],
-                trust[:, -1:, None].expand(-1, dates, -1, -1, -1),
+                every_date(trust[:, -1:]),
             ],
             dim=2,
         )
-        features = self.condition_net(space_to_depth(inputs, config.stem), available_stem, emb)
+        features = self.condition_net(space_to_depth(seen, stem), series.available, series.emb)
         assert self.composite_head is not None
         composite, weights = self.composite_head(matched, features.dates_fine, features.fused_fine, observed)
         frames = torch.cat(
-            [
-                composite[:, None].to(cloudy.dtype).expand(-1, dates, -1, -1, -1),
-                matched_dates,
-                aux_frames,
-                cloud[:, :, None],
-                per_pixel[1],
-            ],
-            dim=2,
+            [every_date(composite.to(cloudy.dtype)), matched_dates, series.aux, cloud[:, :, None], flag], dim=2
         )
         return Condition(
             features=features,
-            frames=space_to_depth(frames, config.stem),
+            frames=space_to_depth(frames, stem),
             mean=composite[:, None],
-            present=torch.ones(batch, 1, dtype=torch.bool, device=device),
-            available=available_stem,
-            size=(height, width),
+            present=torch.ones(batch, 1, dtype=torch.bool, device=cloudy.device),
+            available=series.available,
+            size=series.size,
             weights=weights,
             matched=matched,
         )
