@@ -6,7 +6,7 @@ projections: those are in `sader.geo`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -27,13 +27,12 @@ from sader.model.matching import match_dates
 from sader.model.mtcdn import MTCDN, Condition
 from sader.presets import get_preset
 from sader.sampling import Correction, NoiseSource, Solver, karras_sigmas, sample
-from sader.tiling import Blend, NoiseField, Window, plan_windows
+from sader.tiling import Blend, NoiseField, Progress, Ticks, Window, plan_windows
 
 if TYPE_CHECKING:
     from sader.resampling import Guide
 
 DEFAULT_MODEL = "sader-s2-rgbn"
-Progress = Callable[[int, int], None]
 
 
 @dataclass(frozen=True)
@@ -74,18 +73,6 @@ class Removal:
     """(H, W): pixels taken unchanged from the reference date."""
     spread: NDArray[np.float32] | None
     """(C, H, W): standard deviation over the samples; None for one sample."""
-
-
-class Ticks:
-    """Counts pieces of work and tells whoever shows the progress."""
-
-    def __init__(self, total: int, progress: Progress | None) -> None:
-        self.done, self.total, self.progress = 0, total, progress
-
-    def add(self, count: int) -> None:
-        self.done += count
-        if self.progress is not None:
-            self.progress(self.done, self.total)
 
 
 class CloudRemover:

@@ -6,7 +6,7 @@ whatever the tile size, the order or the number of workers.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -14,6 +14,8 @@ from numpy.typing import NDArray
 
 from sader.errors import ConfigError
 
+Progress = Callable[[int, int], None]
+"""Called with (work done, work in all)."""
 BLOCK = 64
 """Edge of the blocks in which the noise field is made."""
 
@@ -121,3 +123,15 @@ class NoiseField:
         # 13-band scene see the noise that a 4-band scene sees.
         generator = np.random.Generator(np.random.Philox(np.random.SeedSequence([self.seed, draw, row, col])))
         return generator.standard_normal((channels, BLOCK, BLOCK), dtype=np.float32)
+
+
+class Ticks:
+    """Counts pieces of work and tells whoever shows the progress."""
+
+    def __init__(self, total: int, progress: Progress | None) -> None:
+        self.done, self.total, self.progress = 0, total, progress
+
+    def add(self, count: int) -> None:
+        self.done += count
+        if self.progress is not None:
+            self.progress(self.done, self.total)

@@ -7,12 +7,14 @@ attention over them (TAE), and a decoder whose every block feeds one encoder blo
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch.nn.functional as F
 from einops import rearrange
 from torch import Tensor, nn
 
 from sader.model.blocks import ResBlock, group_norm, zero_init
+from sader.model.composite import MatchedDates
 from sader.model.fusion import TemporalAttention, masked_mean, pool_available
 
 
@@ -30,6 +32,44 @@ class ConditionFeatures:
     """(B, T, width, H, W): each date's features at the finest level, for the composite's weights."""
     fused_fine: Tensor
     """(B, width, H, W): the decoder's last map, what all dates together say about a place."""
+
+
+class SeriesInput(NamedTuple):
+    """A batch of series as the network takes it in: padded, with zeros where there is nothing."""
+
+    cloudy: Tensor
+    aux: Tensor
+    observed: Tensor
+    """bool (B, T, H, W): the date is there and has data at the pixel."""
+    use: Tensor
+    """bool (B, T, C, H, W): observed, in a band that is there."""
+    present: Tensor
+    band_present: Tensor
+    available: Tensor
+    """bool (B, T, H/stem, W/stem): what attention over the dates may look at."""
+    emb: Tensor
+    """(B*T, E)"""
+    size: tuple[int, int]
+
+
+@dataclass(frozen=True)
+class Condition:
+    """Everything the denoiser needs to know about a series of dates; made once, used at every step."""
+
+    features: ConditionFeatures
+    frames: Tensor
+    """(B, T, F, H/stem, W/stem): the part of the backbone's input that does not change from step to step."""
+    mean: Tensor
+    """(B, S, C, H, W): what the diffusion reverts to: the dates, or the composite (S = 1). Padded size."""
+    present: Tensor
+    """bool (B, S): which state frames count."""
+    available: Tensor
+    """bool (B, T, H/stem, W/stem)."""
+    size: tuple[int, int]
+    """Height and width before padding."""
+    weights: Tensor | None = None
+    """(B, T + 1, H, W): the composite's weights, the smooth fill last; None without a composite."""
+    matched: MatchedDates | None = None
 
 
 class InjectionHead(nn.Module):

@@ -10,7 +10,7 @@ diffusion works on what that composite leaves. Values are in the model's [-1, 1]
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from typing import Literal
 
 import torch
 import torch.nn.functional as F
@@ -29,8 +29,8 @@ from sader.model.blocks import (
     zero_init,
 )
 from sader.model.cloudhead import CloudHead
-from sader.model.composite import CompositeHead, MatchedDates, prepare_dates
-from sader.model.condition import ConditionFeatures, ConditionNet
+from sader.model.composite import CompositeHead, prepare_dates
+from sader.model.condition import Condition, ConditionNet, SeriesInput
 from sader.model.fusion import TemporalFusion, masked_mean, pool_available
 
 
@@ -91,44 +91,6 @@ class MTCDNConfig:
     def multiple(self) -> int:
         """Height and width are padded to a multiple of this."""
         return self.stem * 2 ** (len(self.widths) - 1)
-
-
-@dataclass(frozen=True)
-class Condition:
-    """Everything the denoiser needs to know about a series of dates; made once, used at every step."""
-
-    features: ConditionFeatures
-    frames: Tensor
-    """(B, T, F, H/stem, W/stem): the part of the backbone's input that does not change from step to step."""
-    mean: Tensor
-    """(B, S, C, H, W): what the diffusion reverts to: the dates, or the composite (S = 1). Padded size."""
-    present: Tensor
-    """bool (B, S): which state frames count."""
-    available: Tensor
-    """bool (B, T, H/stem, W/stem)."""
-    size: tuple[int, int]
-    """Height and width before padding."""
-    weights: Tensor | None = None
-    """(B, T + 1, H, W): the composite's weights, the smooth fill last; None without a composite."""
-    matched: MatchedDates | None = None
-
-
-class _Series(NamedTuple):
-    """A batch of series as the network takes it in: padded, with zeros where there is nothing."""
-
-    cloudy: Tensor
-    aux: Tensor
-    observed: Tensor
-    """bool (B, T, H, W): the date is there and has data at the pixel."""
-    use: Tensor
-    """bool (B, T, C, H, W): observed, in a band that is there."""
-    present: Tensor
-    band_present: Tensor
-    available: Tensor
-    """bool (B, T, H/stem, W/stem): what attention over the dates may look at."""
-    emb: Tensor
-    """(B*T, E)"""
-    size: tuple[int, int]
 
 
 class MTCDN(nn.Module):
@@ -268,7 +230,7 @@ class MTCDN(nn.Module):
 
         flags = torch.cat([band_present, aux_present], dim=1).to(cloudy.dtype)
         emb = self._date_embedding(present, days) + repeat(self.flag_embedding(1 - flags), "b e -> (b t) e", t=dates)
-        series = _Series(
+        series = SeriesInput(
             cloudy=cloudy,
             aux=aux_frames,
             observed=observed,
@@ -287,7 +249,7 @@ class MTCDN(nn.Module):
             reference = torch.full((batch,), -1, dtype=torch.long, device=device)
         return self._about_composite(series, cloud, reference)
 
-    def _about_dates(self, series: _Series) -> Condition:
+    def _about_dates(self, series: SeriesInput) -> Condition:
         """The paper's condition: the diffusion reverts to the dates themselves."""
         # Where a date has no data it takes the mean of the others: grey would pull the average over dates to grey.
         others = masked_mean(series.cloudy, series.observed)[:, None]
@@ -303,7 +265,7 @@ class MTCDN(nn.Module):
             size=series.size,
         )
 
-    def _about_composite(self, series: _Series, cloud: Tensor | None, reference: Tensor) -> Condition:
+    def _about_composite(self, series: SeriesInput, cloud: Tensor | None, reference: Tensor) -> Condition:
         """The product's condition: dates matched and blended to a composite, to which the diffusion reverts."""
         cloudy, observed, stem = series.cloudy, series.observed, self.config.stem
         batch, dates, _, height, width = cloudy.shape
