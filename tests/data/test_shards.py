@@ -182,17 +182,18 @@ def test_dated_folder_splits_in_space(tmp_path: Path) -> None:
     from sader.data.readers import read_dated
 
     rng = np.random.default_rng(0)
-    for text in ("2022-06-14", "2022-03-10"):
+    for text, rows, columns in (("2022-06-14", 4, 100), ("2022-03-10", 1, 60)):
         values = smooth(rng, 4, 20, 100)
-        values[:, :4] = 0
+        values[:, :rows, :columns] = 0
         write_tif(tmp_path / f"S2_{text}.tif", values, RGBN)
     west, east = read_dated(tmp_path, strip=20, gap=6)
     assert (west.dn.shape[-1], east.dn.shape[-1]) == (74, 20)
     assert (split_of(west), split_of(east)) == ("train", "val")
     assert west.days == (0.0, 96.0)
     assert west.resolution == 20
-    assert (west.labels[:, :4] == 255).all()
-    assert (west.labels[:, 4:] == 0).all()
+    assert (west.labels[0, :1, :60] == 255).all()
+    assert (west.labels[0, 1:] == 0).all()
+    assert (west.labels[1] == 255).all(), "a date that is a fifth masked is not believed where its mask says clear"
 
 
 def test_pairs_and_missing_partner(tmp_path: Path) -> None:

@@ -29,6 +29,8 @@ EUROSAT_SCALE = 0.28
 """Reflectance of the value 255 in EuroSAT's RGB JPEGs (approximate)."""
 WINDOW = 1200
 """Large scenes become records of at most this many pixels a side."""
+MOST_MASKED = 0.05
+"""Masked share of a date above which its mask is not believed where it says clear."""
 VALIDATION_STRIP, GAP = 300, 32
 """Columns at the east of a dated scene kept for validation, and the columns between that nobody sees."""
 _COMMON_NAMES = {
@@ -162,8 +164,10 @@ def read_dated(
 ) -> Iterator[SeriesRecord]:
     """Yield a west (training) and an east (validation) record of one co-registered stack with dates in file names.
 
-    Pixels of value 0 are masked clouds or nodata; all others are taken as clear. A scene narrower than four strips is
-    one record, which `split_of` places by its name.
+    Pixels of value 0 are masked clouds or nodata. The rest of a date is taken as clear, unless much of the date is
+    masked: such masks miss the rims of their clouds, so nothing is known of what they left (seen on Rondonia, where
+    white remnants would have been taught as clear land). A scene narrower than four strips is one record, which
+    `split_of` places by its name.
     """
     folder = Path(folder)
     dated = sorted((found.group(), path) for path in folder.glob("*.tif") if (found := _DATE.search(path.name)))
@@ -172,7 +176,9 @@ def read_dated(
     dn, names, metres = _stack([path for _, path in dated], bands)
     whens = [date(*map(int, _DATE.search(text).groups())) for text, _ in dated]  # type: ignore[union-attr]
     days = tuple(float((when - whens[0]).days) for when in whens)
-    labels = np.where((dn > 0).all(1), CLEAR, UNKNOWN).astype(np.uint8)
+    seen = (dn > 0).all(1)
+    trusted = seen.mean(axis=(1, 2), keepdims=True) > 1 - MOST_MASKED
+    labels = np.where(seen & trusted, CLEAR, UNKNOWN).astype(np.uint8)
     extra: dict[str, object] = {"dates": [when.isoformat() for when in whens]}
     whole = SeriesRecord(dn, folder.name, source, names, labels, level, metres, days, folder.name, extra)
     width = dn.shape[-1]
