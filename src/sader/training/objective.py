@@ -83,16 +83,26 @@ class Objective:
     ) -> tuple[Tensor, dict[str, Tensor]]:
         """The paper's step: noise the clear image towards the dates, denoise, cloud-aware loss."""
         bands = len(network.config.bands)
-        cloudy, clear = to_model_range(batch.cloudy), to_model_range(batch.clear)
+        # A band that was dropped is 0 to the network, as one that was never given; as reflectance 0 it would be black.
+        there = batch.band_present[:, None, :, None, None]
+        cloudy, clear = to_model_range(batch.cloudy).masked_fill(~there, 0.0), to_model_range(batch.clear)
         aux = cloudy[:, :, bands:] if cloudy.shape[2] > bands else None
-        cloudy, clear = cloudy[:, :, :bands], clear[:, :bands]
-        condition = network.condition(cloudy, aux=aux, present=batch.present, valid=batch.valid)
+        height, width = clear.shape[-2:]
+        condition = network.condition(
+            cloudy[:, :, :bands],
+            aux=aux,
+            present=batch.present,
+            valid=batch.valid,
+            band_present=batch.band_present[:, :bands],
+        )
+        # What sampling reverts to is what training must revert to, gaps of a date included.
+        mean, clear = condition.mean[..., :height, :width], clear[:, :bands]
         sigma = denoiser.process.draw_sigma(len(clear), generator)
-        noise = torch.randn(cloudy.shape, generator=generator, device=generator.device)
-        denoised = denoiser(denoiser.process.noised(clear, cloudy, sigma, noise), sigma, condition)
+        noise = torch.randn(mean.shape, generator=generator, device=generator.device)
+        denoised = denoiser(denoiser.process.noised(clear, mean, sigma, noise), sigma, condition)
         weight = denoiser.process.coefficients(sigma, batch.present.sum(dim=1)).weight
         loss = CloudAwareLoss(self.config.cloud_aware, rgb=rgb_indices(network.config.bands))
-        terms = loss(denoised, clear, cloudy, weight, present=batch.present, pixels=batch.scored)
+        terms = loss(denoised, clear, mean, weight, present=batch.present, pixels=batch.scored)
         return terms.total, {
             "cloud": terms.cloud.detach(),
             "clear": terms.clear.detach(),

@@ -1,0 +1,113 @@
+"""What a training step minimises: only what is known counts, and a dropped band is a band that was never given."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from sader.checkpoint import build_model
+from sader.config import ModelConfig
+from sader.data.series import SeriesBatch
+from sader.model.mtcdn import MTCDNConfig
+from sader.presets import small
+from sader.training.objective import Objective, spatial_error
+
+SIDE = 32
+
+
+def paper_model():
+    torch.manual_seed(0)
+    network = MTCDNConfig(widths=(16, 32), blocks=(1, 1), head_width=16, emb_width=32, date_input="none")
+    return randomised(build_model(ModelConfig(network=network)))
+
+
+def composite_model():
+    torch.manual_seed(0)
+    tiny = {"widths": (16, 32), "blocks": (1, 1), "emb_width": 32, "fusion_width": 16, "cloud_widths": (8, 16)}
+    return randomised(build_model(small().replace(network=tiny)))
+
+
+def randomised(model):
+    """Zero-initialised layers would hide every influence."""
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(0.05 * torch.randn(parameter.shape))
+    return model
+
+
+def batch(bands: int = 4) -> SeriesBatch:
+    generator = torch.Generator().manual_seed(1)
+    clear = 0.3 * torch.rand(2, bands, SIDE, SIDE, generator=generator)
+    cloud = torch.rand(2, 3, SIDE, SIDE, generator=generator) > 0.7
+    cloudy = torch.where(cloud[:, :, None], torch.tensor(0.8), clear[:, None] + 0.02)
+    everywhere = torch.ones(2, SIDE, SIDE, dtype=torch.bool)
+    return SeriesBatch(
+        cloudy=cloudy,
+        clear=clear,
+        scored=everywhere.clone(),
+        hidden=cloud[:, 0],
+        cloud_mask=cloud,
+        labels=cloud.to(torch.uint8),
+        valid=torch.ones_like(cloud),
+        present=torch.ones(2, 3, dtype=torch.bool),
+        reference=torch.tensor([0, -1]),
+        days=None,
+        band_present=torch.ones(2, bands, dtype=torch.bool),
+    )
+
+
+def loss_of(model, given: SeriesBatch) -> float:
+    return Objective()(model, given, torch.Generator().manual_seed(3))[0].item()
+
+
+@pytest.mark.parametrize("make", [paper_model, composite_model])
+def test_pixels_that_are_not_scored_have_no_influence(make):
+    model, given = make(), batch()
+    scored = given.scored.clone()
+    scored[:, :, :8] = False
+    changed = given.clear.clone()
+    changed[:, :, :, :8] = 0.9
+    first = loss_of(model, replace(given, scored=scored))
+    second = loss_of(model, replace(given, scored=scored, clear=changed))
+    # The noised state holds the target; about a composite, unknown pixels are replaced there too.
+    if model.network.config.composite:
+        assert first == second
+    assert loss_of(model, given) != first
+
+
+def test_a_dropped_auxiliary_band_is_one_that_was_never_given():
+    model, given = paper_model(), batch()
+    dropped = torch.tensor([True, True, True, False]).expand(2, -1)
+    shown = replace(given, band_present=dropped)
+    other = shown.cloudy.clone()
+    other[:, :, 3] = 0.4
+    assert loss_of(model, shown) == loss_of(model, replace(shown, cloudy=other))
+    assert loss_of(model, shown) != loss_of(model, given)
+    without = model.network.condition(given.cloudy[:, :, :3] * 2 - 1)
+    zeros = model.network.condition(given.cloudy[:, :, :3] * 2 - 1, aux=torch.zeros(2, 3, 1, SIDE, SIDE))
+    torch.testing.assert_close(without.features.keys, zeros.features.keys)
+
+
+@pytest.mark.parametrize("make", [paper_model, composite_model])
+def test_a_date_without_data_somewhere_gives_finite_gradients(make):
+    model, given = make(), batch()
+    valid = given.valid.clone()
+    valid[:, 1, :, 16:] = False
+    valid[1] = False
+    valid[1, 0, :4, :4] = True
+    loss, _ = Objective()(model, replace(given, valid=valid), torch.Generator().manual_seed(3))
+    loss.backward()
+    assert torch.isfinite(loss)
+    assert all(torch.isfinite(p.grad).all() for p in model.parameters() if p.grad is not None)
+
+
+def test_spatial_error_by_hand():
+    prediction, target = torch.zeros(1, 1, 2, 2), torch.tensor([[[[0.0, 0.2], [0.0, 0.0]]]])
+    weight = torch.ones(1, 1, 2, 2)
+    assert spatial_error(prediction, target, weight, gradient=0.0).item() == pytest.approx(0.05)
+    # One pair in each direction differs by 0.2; both are divided by the four pixels.
+    assert spatial_error(prediction, target, weight, gradient=1.0).item() == pytest.approx(0.05 + 0.05 + 0.05)
+    weight[..., 0, 1] = 0
+    assert spatial_error(prediction, target, weight, gradient=1.0).item() == 0
