@@ -5,12 +5,10 @@ from __future__ import annotations
 import csv
 import json
 import math
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
 import typer
 from typer.testing import CliRunner
 
@@ -47,15 +45,6 @@ def place(name: str = "place_16", seed: int = 1) -> SeriesRecord:
         labels[k, 12 * k : 12 * k + 24, 8:50] = 1
         dn[k][:, labels[k] > 0] = 8000
     return SeriesRecord(dn, name, "cloudsen12", RGBN, labels, group=f"val/{name}")
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    """Hundreds of tiny operations: handing each to a second thread costs more than it saves."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 @pytest.fixture(scope="module")

@@ -37,11 +37,11 @@ DEFAULT_MODEL = "sader-s2-rgbn"
 
 @dataclass(frozen=True)
 class RemoverOptions:
-    """How the work is cut up; none of it changes what is computed beyond what a tile can see."""
+    """How the work is cut up, sampled and masked, where that is not the caller's to say at every call."""
 
     tile: int = 512
     """Edge of a tile in pixels, 64 to 1024; an image smaller than that is one tile. Dates are matched within a tile:
-    small tiles know less (256 costs 0.4 dB against 512)."""
+    small tiles know less."""
     overlap: int = 64
     """Pixels shared by neighbouring tiles, at most half a tile."""
     batch_size: int = 1
@@ -161,7 +161,8 @@ class CloudRemover:
         reference: the date to clean: its radiometry, its clear pixels unchanged. None: a new image (the paper's task).
         cloud_mask: bool (T, H, W), True = cloud or shadow; or a list with None for dates whose mask is unknown. What
             is unknown is estimated by the model.
-        days: one number per date, days since any start.
+        days: one number per date, days since any start; read only by networks built with date_input="days", which the
+            shipped one is not.
         aux: (T, A, H, W), bands that only help (NIR or SAR of the paper's networks).
         valid: bool (T, H, W), False where a date has no data. NaN is refused unless it is marked here.
         bands: names of the C bands where they are not the model's own in the model's order.
@@ -187,11 +188,11 @@ class CloudRemover:
         self._check_reference(series)
         padded = self._padded(series)
         _, _, channels, height, width = padded.cloudy.shape
-        windows = plan_windows(height, width, tile=self._tile(height, width), overlap=self.options.overlap)
+        windows = plan_windows(height, width, tile=self._tile(), overlap=self.options.overlap)
         dates = padded.cloudy.shape[1]
         masks = self.network.cloud_head is not None and self.config.network.composite
         clear = Blend(channels, height, width, overlap=self.options.overlap)
-        squares = Blend(channels, height, width, overlap=self.options.overlap)
+        spreads = Blend(channels, height, width, overlap=self.options.overlap)
         cloud = Blend(dates, height, width, overlap=self.options.overlap) if masks else None
         together = 1 if self.device.type == "cpu" else self.options.batch_size
         ticks = Ticks(len(windows) * (1 + count * samples), progress)
@@ -200,10 +201,10 @@ class CloudRemover:
             images, used = self._tiles(padded, group, count, resamplings, seed, samples, ticks)
             for index, window in enumerate(group):
                 clear.add(window, images[:, index].mean(axis=0))
-                squares.add(window, images[:, index].std(axis=0))
+                spreads.add(window, images[:, index].std(axis=0))
                 if cloud is not None and used is not None:
                     cloud.add(window, used[index])
-        return self._finish(series, clear, squares if samples > 1 else None, cloud)
+        return self._finish(series, clear, spreads if samples > 1 else None, cloud)
 
     # ---------------------------------------------------------------- the steps of predict
 
@@ -232,7 +233,7 @@ class CloudRemover:
             aux=pad(series.aux),
         )
 
-    def _tile(self, height: int, width: int) -> int:
+    def _tile(self) -> int:
         multiple = self.config.network.multiple
         tile = self.options.tile // multiple * multiple
         if tile < multiple:
@@ -343,7 +344,7 @@ class CloudRemover:
             torch.manual_seed(0)  # a learned guide without weights starts at random
             return make_guide(name, bands=len(self.bands), weights=shipped_guide(name, self.bands))
 
-    def _finish(self, series: PreparedSeries, clear: Blend, squares: Blend | None, cloud: Blend | None) -> Removal:
+    def _finish(self, series: PreparedSeries, clear: Blend, spreads: Blend | None, cloud: Blend | None) -> Removal:
         """Return the result at the size of the input, with the reference date's clear pixels put back."""
         height, width = series.cloudy.shape[-2:]
         image = clear.result()[:, :height, :width].clip(min=0.0)
@@ -360,7 +361,7 @@ class CloudRemover:
                 image = follow(image, own, kept)
             image = np.where(kept, own, image)
         image = np.where(observed, image, np.nan).astype(np.float32)
-        spread = None if squares is None else squares.result()[:, :height, :width]
+        spread = None if spreads is None else spreads.result()[:, :height, :width]
         if spread is not None:
             spread = np.where(kept, 0.0, spread).astype(np.float32)
         back = list(series.output)

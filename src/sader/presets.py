@@ -64,8 +64,8 @@ def small() -> ModelConfig:
             residual=0.04,
             sigma_min=0.002,
             sigma_max=1.0,
-            # One step from the composite is the regression answer, the best in PSNR on the validation places; more
-            # steps add texture (steps=4), and so far grain.
+            # One step from the composite is the regression answer; four steps of the shipped weights are grain
+            # (MODELS.md).
             steps=1,
             log_sigma_mean=-3.2,
             log_sigma_std=1.2,

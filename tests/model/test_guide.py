@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
 
 import pytest
@@ -192,15 +191,6 @@ def test_paper_size(bands: int, published: int) -> None:
 def test_small_size(bands: int) -> None:
     network = MaskedAutoencoder(MaskedAutoencoderConfig.small(bands))
     assert sum(p.numel() for p in network.parameters()) <= 1_500_000
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    """Tensors this small are worked ten times faster on one thread, above all on a busy machine."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 @pytest.mark.parametrize("kind", ["mae", "mae-rotary", "conv"])

@@ -9,7 +9,6 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -31,15 +30,6 @@ from sader.training.objective import Objective
 from sader.training.optim import progress_of, rate_factor
 from sader.training.run import choose_device, fit
 from sader.training.state import load_state, save_state, state_files
-
-
-@pytest.fixture(autouse=True)
-def _one_thread() -> Iterator[None]:
-    """Sums depend on how they are cut up, so runs that are compared have one thread each."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 def losses(run_dir: Path) -> dict[int, float]:

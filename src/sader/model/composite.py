@@ -20,7 +20,7 @@ from sader.model.matching import inlier_weight, match_dates, spread_from_clear
 
 @dataclass(frozen=True)
 class MatchedDates:
-    """The dates in the anchor's radiometry, the anchor's smooth fill, and how far each may be trusted."""
+    """The dates in the anchor's radiometry, a fill for what none of them shows, and how far each may be trusted."""
 
     dates: Tensor
     """(B, T, C, H, W)"""
@@ -205,8 +205,9 @@ def blend(
     # Right beside a cloud a pixel called clear often is not quite: it has no say in what is carried inward.
     safe = 1 - F.max_pool2d(1 - own_clear[:, None], 3, stride=1, padding=1)
     residual = own - image
-    usual = matched.variance.amin(dim=1, keepdim=True)
-    safe = safe * inlier_weight(residual.detach().square().mean(dim=1, keepdim=True), safe, usual)
+    # Against sensor noise, not against the usual misfit: a residual of 0.01 in reflectance already counts a quarter,
+    # because what is carried inward spreads over a whole hole.
+    safe = safe * inlier_weight(residual.detach().square().mean(dim=1, keepdim=True), safe, NOISE_VARIANCE)
     image = image + carried_inward(residual, safe)
     # The anchor against all others together: their joint evidence is the log-sum of their logits.
     asked = (matched.flag.amax(dim=1) == 1).float()[:, None, None]

@@ -142,7 +142,7 @@ def _moments(x: Tensor, target: Tensor, weight: Tensor) -> Tensor:
     return torch.einsum("btihwp,btjhwp->btijhw", left, right)
 
 
-def inlier_weight(squared: Tensor, weight: Tensor, scale: Tensor | None = None) -> Tensor:
+def inlier_weight(squared: Tensor, weight: Tensor, scale: Tensor | float | None = None) -> Tensor:
     """Return in (0, 1] how far each squared misfit (..., H, W) may count: 1 / (1 + m / (50 s))^2.
 
     scale: the usual squared misfit s; by default the weighted geometric mean, which a few huge values do not move.
