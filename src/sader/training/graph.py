@@ -1,7 +1,8 @@
 """One training step as a CUDA graph: thousands of small kernels launched as one.
 
 The networks here are small and their steps are bound by launching, not by arithmetic (what was seen on an H200 is in
-benchmarks/RESULTS.md). Shapes are fixed during a run, so nothing is lost. What varies goes in through memory: the batch, the seed of the noise, the learning rates.
+benchmarks/RESULTS.md). Shapes are fixed during a run, so nothing is lost. What varies goes in through memory: the
+batch, the seed of the noise, the learning rates.
 """
 
 from __future__ import annotations
