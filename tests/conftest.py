@@ -9,6 +9,12 @@ import torch
 torch.set_num_threads(1)
 
 
+@pytest.fixture(autouse=True)
+def _same_start_for_every_test() -> None:
+    """New layers draw from torch's global generator: a test must not depend on which tests ran before it."""
+    torch.manual_seed(0)
+
+
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--slow", action="store_true", help="also run the tests marked slow")
     parser.addoption("--network", action="store_true", help="also run the tests that need the internet")
