@@ -29,7 +29,14 @@ from sader.presets import get_preset
 def config() -> ModelConfig:
     return get_preset("small").replace(
         name="tiny",
-        network={"widths": (16, 32), "blocks": (1, 1), "fusion_width": 16, "cloud_widths": (8,), "emb_width": 16},
+        network={
+            "widths": (16, 32),
+            "blocks": (1, 1),
+            "fusion_width": 16,
+            "cloud_widths": (8,),
+            "look_widths": (8,),
+            "emb_width": 16,
+        },
         diffusion={"steps": 3},
     )
 

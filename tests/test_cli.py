@@ -321,7 +321,14 @@ def tiny_checkpoint(tmp_path_factory):
     from sader.checkpoint import build_model, save_checkpoint
     from sader.presets import get_preset
 
-    network = {"widths": (16, 16), "blocks": (1, 1), "fusion_width": 16, "emb_width": 16, "cloud_widths": (8,)}
+    network = {
+        "widths": (16, 16),
+        "blocks": (1, 1),
+        "fusion_width": 16,
+        "emb_width": 16,
+        "cloud_widths": (8,),
+        "look_widths": (8,),
+    }
     config = get_preset("small").replace(name="tiny", network=network)
     torch.manual_seed(0)
     path = tmp_path_factory.mktemp("weights") / "tiny.safetensors"

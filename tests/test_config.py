@@ -140,7 +140,9 @@ def test_values_that_do_not_fit_together_are_refused_when_merged():
     with pytest.raises(ConfigError, match="kernel is 4"):
         get_preset("small").replace(network={"kernel": 4})
     # Two keys that only fit together are changed together.
-    assert get_preset("small").replace(network={"widths": (16, 32), "blocks": (1, 1), "cloud_widths": (8,)})
+    assert get_preset("small").replace(
+        network={"widths": (16, 32), "blocks": (1, 1), "cloud_widths": (8,), "look_widths": (8,)}
+    )
 
 
 def test_unknown_preset_names_the_nearest():

@@ -22,12 +22,16 @@ LAYERS: list[tuple[str, tuple[str, ...]]] = [
     ("errors", ("errors", "_version", "bands")),
     ("model", ("model",)),
     ("method", ("diffusion", "losses", "sampling", "resampling", "metrics", "lpips", "complexity")),
-    ("run", ("config", "presets", "checkpoint", "inputs", "tiling", "pipeline", "data.series")),
-    ("data", ("data", "baselines", "picture", "geo.stack", "geo.raster")),
+    ("run", ("config", "presets", "checkpoint", "inputs", "tiling", "pipeline", "scenematch", "data.series")),
+    ("data", ("data", "baselines", "picture", "geo.stack", "geo.values", "geo.bandnames", "geo.raster")),
     ("training", ("training",)),
     ("geo", ("geo",)),
     ("edges", ("evaluation", "report", "info", "demo", "cli", "data.commands", "viewer", "__main__")),
 ]
+
+
+SHORTCUTS = {("pipeline", "sader.geo.files"), ("pipeline", "sader.geo.xarrays")}
+"""`CloudRemover.remove_files` and `remove_xarray` are one line each: a door, opened only when somebody goes through."""
 
 
 def layer_of(module: str) -> int | None:
@@ -77,7 +81,7 @@ def test_arrows_point_one_way(module, path):
     rank = layer_of(module)
     assert rank is not None, f"{module} is in no layer; add it to LAYERS"
     for name in imports(path):
-        if name.startswith("sader."):
+        if name.startswith("sader.") and (module, name) not in SHORTCUTS:
             target = layer_of(name.removeprefix("sader."))
             assert target is not None, f"{module} imports {name}, which is in no layer"
             assert target <= rank, f"{module} ({LAYERS[rank][0]}) imports {name} ({LAYERS[target][0]})"

@@ -17,7 +17,9 @@ from sader._version import __version__
 from sader.data.commands import app as data_commands
 from sader.errors import SaderError
 from sader.evaluation.commands import register as register_evaluation
+from sader.geo.commands import register as register_geo
 from sader.training.commands import register as register_training
+from sader.viewer.commands import register as register_viewer
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -170,8 +172,10 @@ def _print_model(details: ModelInfo) -> None:
     Console().print(table, highlight=False)
 
 
+register_geo(app)
 register_training(app)
 register_evaluation(app)
+register_viewer(app)
 app.add_typer(data_commands, name="data")
 
 

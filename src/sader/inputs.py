@@ -5,8 +5,8 @@ Nothing is repaired silently: a value that cannot be reflectance is an error, no
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -15,7 +15,9 @@ from torch import Tensor
 
 from sader.config import ModelConfig
 from sader.errors import BandError, ConfigError, ShapeError, ValueRangeError
+from sader.model.blocks import reflect_pad
 from sader.model.mtcdn import MTCDNConfig
+from sader.tiling import Window
 
 LOWEST, HIGHEST = -0.2, 3.0
 """Reflectance outside this cannot be: offsets give slightly negative values, sun glint on cloud up to about 2."""
@@ -41,6 +43,27 @@ class PreparedSeries:
     """(1, T, A, H, W)"""
     output: tuple[int, ...]
     """Positions, among the model's bands, of the bands the user gave, in the user's order."""
+    change: Tensor | None = None
+    """(1, T, C, H, W): what the matching of the whole scene adds to each date (`sader.scenematch`)."""
+
+    def cut(self, window: Window) -> PreparedSeries:
+        """Return the part of the series inside a window."""
+        return self._each(lambda x: x[..., *window.slices])
+
+    def padded(self, multiple: int) -> PreparedSeries:
+        """Return the series with its size reflected up to a multiple."""
+        height, width = (-(-size // multiple) * multiple for size in self.cloudy.shape[-2:])
+        return self._each(lambda x: reflect_pad(x, height, width))
+
+    def _each(self, change: Callable[[Tensor], Tensor]) -> PreparedSeries:
+        return replace(
+            self,
+            cloudy=change(self.cloudy),
+            valid=change(self.valid),
+            cloud=change(self.cloud),
+            aux=None if self.aux is None else change(self.aux),
+            change=None if self.change is None else change(self.change),
+        )
 
 
 def parse_steps(steps: int | str | None, config: ModelConfig) -> tuple[int, int]:
@@ -65,8 +88,14 @@ def prepare_series(
     aux: ArrayLike | None,
     valid: ArrayLike | None,
     bands: Sequence[str] | None,
+    part: bool = False,
+    scene_change: NDArray[np.float32] | None = None,
 ) -> PreparedSeries:
-    """Return the checked series; arguments as in `CloudRemover.predict`."""
+    """Return the checked series; arguments as in `CloudRemover.predict`.
+
+    part: it is one tile of a scene, where a patch of zero reflectance (deep water) proves no mistake.
+    scene_change: (T, C, H, W) from `sader.scenematch`, in the bands of cloudy.
+    """
     array = _number_array(cloudy, "cloudy")
     if array.ndim != 4:
         hint = "For one date use cloudy[None]." if array.ndim == 3 else "Stack the dates first, then the bands."
@@ -78,10 +107,15 @@ def prepare_series(
         raise ShapeError(f"cloudy is {array.shape}: it holds no pixel. Give (T, C, H, W) with every size at least 1.")
     positions = _band_positions(network, count, bands)
     seen = _valid(valid, array)
-    _check_range(array, seen, "cloudy")
+    _check_range(array, seen, "cloudy", part=part)
 
     full = np.full((dates, len(network.bands), height, width), 0.5, dtype=np.float32)
     full[:, list(positions)] = np.where(seen[:, None], array, 0.5)
+    moved: Tensor | None = None
+    if scene_change is not None:
+        added = np.zeros_like(full)
+        added[:, list(positions)] = np.where(seen[:, None], scene_change, 0.0)
+        moved = torch.from_numpy(added)[None]
     present = np.zeros(len(network.bands), dtype=bool)
     present[list(positions)] = True
     return PreparedSeries(
@@ -93,6 +127,7 @@ def prepare_series(
         days=_days(days, dates),
         aux=_aux(aux, network, array.shape, seen),
         output=positions,
+        change=moved,
     )
 
 
@@ -150,7 +185,7 @@ def _valid(valid: ArrayLike | None, array: NDArray[np.float32]) -> NDArray[np.bo
     return seen
 
 
-def _check_range(array: NDArray[np.float32], seen: NDArray[np.bool_], name: str) -> None:
+def _check_range(array: NDArray[np.float32], seen: NDArray[np.bool_], name: str, *, part: bool = False) -> None:
     values = array[np.broadcast_to(seen[:, None], array.shape)]
     low, high = float(values.min()), float(values.max())
     if high > HIGHEST:
@@ -165,7 +200,7 @@ def _check_range(array: NDArray[np.float32], seen: NDArray[np.bool_], name: str)
             f"{name} goes down to {low:g}; expected reflectance in [0, 1]. Check scale and offset, and mark nodata "
             "with valid=."
         )
-    if name == "cloudy" and low == high == 0.0:
+    if name == "cloudy" and low == high == 0.0 and not part:
         raise ValueRangeError("cloudy is 0 everywhere: that is nodata, not reflectance. Check the files and the bands.")
 
 

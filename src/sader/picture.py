@@ -110,11 +110,16 @@ def error_picture(
     if image.shape != truth.shape:
         raise ShapeError(f"image has shape {image.shape}, truth {truth.shape}; they must be equal.")
     error = np.abs(_colour_bands(image, bands) - _colour_bands(truth, bands)).mean(axis=0)
-    position = np.clip(np.nan_to_num(error) / full_scale, 0, 1) * (len(_HEAT) - 1)
+    return heat_picture(error, full_scale=full_scale)
+
+
+def heat_picture(values: NDArray[np.floating], *, full_scale: float) -> Picture:
+    """Return values (H, W) from 0 on as a heat map: black 0, pale yellow `full_scale`, grey where not finite."""
+    position = np.clip(np.nan_to_num(values) / full_scale, 0, 1) * (len(_HEAT) - 1)
     lower = np.minimum(position.astype(int), len(_HEAT) - 2)
     share = (position - lower)[..., None]
     heat = np.rint(_HEAT[lower] * (1 - share) + _HEAT[lower + 1] * share)
-    return np.where(np.isfinite(error)[..., None], heat, NODATA_GREY).astype(np.uint8)
+    return np.where(np.isfinite(values)[..., None], heat, NODATA_GREY).astype(np.uint8)
 
 
 def compose(

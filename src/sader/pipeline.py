@@ -6,7 +6,7 @@ projections: those are in `sader.geo`.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -20,19 +20,25 @@ from torch import Tensor
 
 from sader.checkpoint import Checkpoint, build_model, find_checkpoint, load_checkpoint, shipped_guide
 from sader.data.series import to_model_range, to_reflectance
-from sader.errors import ConfigError
+from sader.errors import ConfigError, ShapeError
 from sader.inputs import PreparedSeries, parse_steps, prepare_series
-from sader.model.blocks import reflect_pad
 from sader.model.matching import match_dates
 from sader.model.mtcdn import MTCDN, Condition
 from sader.presets import get_preset
 from sader.sampling import Correction, NoiseSource, Solver, karras_sigmas, sample
+from sader.scenematch import feather
 from sader.tiling import Blend, NoiseField, Progress, Ticks, Window, plan_windows
 
 if TYPE_CHECKING:
+    import xarray as xr
+
+    from sader.geo.arrays import LoadFunction
+    from sader.geo.scene import SceneReport
     from sader.resampling import Guide
 
 DEFAULT_MODEL = "sader-s2-rgbn"
+LEAST_SEEN = 0.15
+"""Part of a tile that the reference date must show clearly to be the measure for the other dates there."""
 
 
 @dataclass(frozen=True)
@@ -51,8 +57,9 @@ class RemoverOptions:
     """None = the checkpoint's own; "euler" or "heun"."""
     guide: str | None = None
     """Guide of the resampling; None = the checkpoint's own."""
-    cloud_threshold: float = 0.25
-    """Probability from which a pixel of the reference date counts as cloud and is not kept."""
+    cloud_threshold: float = 0.5
+    """Probability of cloud or shadow from which the model's own estimate calls a pixel hidden; chosen, with the growth
+    below, on training places of CloudSEN12."""
     mask_growth: int = 2
     """Pixels by which the model's own estimate is widened: a cloud's fringe costs more than a little clear land."""
 
@@ -72,7 +79,8 @@ class Removal:
     kept: NDArray[np.bool_]
     """(H, W): pixels taken unchanged from the reference date."""
     spread: NDArray[np.float32] | None
-    """(C, H, W): standard deviation over the samples; None for one sample."""
+    """(C, H, W): standard deviation to be expected, 0 where pixels are kept: the network's own estimate of its error,
+    where it has one, and the spread over the samples together. None for one sample of a network without estimate."""
 
 
 class CloudRemover:
@@ -110,6 +118,11 @@ class CloudRemover:
             torch.manual_seed(seed)
             model = build_model(config)
         return cls(Checkpoint(model, config, {"trained": False}), **kwargs)
+
+    @property
+    def states_error(self) -> bool:
+        """Whether the network says by itself how far off it may be, so that one sample has a spread."""
+        return self.config.network.error_head
 
     @property
     def bands(self) -> tuple[str, ...]:
@@ -167,14 +180,11 @@ class CloudRemover:
         valid: bool (T, H, W), False where a date has no data. NaN is refused unless it is marked here.
         bands: names of the C bands where they are not the model's own in the model's order.
         steps: 4, or "4+1" for four steps with one resampling each (the paper); None = the checkpoint's own of both.
-        samples: how many results with different noise to average; their standard deviation is `Removal.spread`.
+        samples: how many results with different noise to average; their standard deviation is part of
+            `Removal.spread`.
         progress: called with (work done, work in all): each tile counts once for its dates and once per step.
         """
-        count, resamplings = parse_steps(steps, self.config)
-        if samples < 1:
-            raise ConfigError(f"samples is {samples}; expected at least 1.")
-        if seed < 0:
-            raise ConfigError(f"seed is {seed}; expected a whole number from 0 on.")
+        count, resamplings = self._check_numbers(steps, samples, seed)
         series = prepare_series(
             self.config.network,
             cloudy,
@@ -186,10 +196,8 @@ class CloudRemover:
             bands=bands,
         )
         self._check_reference(series)
-        padded = self._padded(series)
-        _, _, channels, height, width = padded.cloudy.shape
+        dates, channels, height, width = series.cloudy.shape[1:]
         windows = plan_windows(height, width, tile=self._tile(), overlap=self.options.overlap)
-        dates = padded.cloudy.shape[1]
         masks = self.network.cloud_head is not None and self.config.network.composite
         clear = Blend(channels, height, width, overlap=self.options.overlap)
         spreads = Blend(channels, height, width, overlap=self.options.overlap)
@@ -198,15 +206,210 @@ class CloudRemover:
         ticks = Ticks(len(windows) * (1 + count * samples), progress)
         for start in range(0, len(windows), together):
             group = windows[start : start + together]
-            images, used = self._tiles(padded, group, count, resamplings, seed, samples, ticks)
-            for index, window in enumerate(group):
-                clear.add(window, images[:, index].mean(axis=0))
-                spreads.add(window, images[:, index].std(axis=0))
-                if cloud is not None and used is not None:
-                    cloud.add(window, used[index])
-        return self._finish(series, clear, spreads if samples > 1 else None, cloud)
+            tiles = self._tiles([series.cut(w) for w in group], group, count, resamplings, seed, samples, ticks)
+            for window, tile in zip(group, tiles, strict=True):
+                clear.add(window, tile.clear)
+                assert tile.spread is not None
+                spreads.add(window, tile.spread)
+                if cloud is not None and tile.cloud is not None:
+                    cloud.add(window, tile.cloud)
+        return self._finish(
+            series,
+            clear.result(),
+            spreads.result() if samples > 1 or self.states_error else None,
+            None if cloud is None else cloud.result(),
+        )
+
+    def predict_tile(
+        self,
+        cloudy: ArrayLike,
+        *,
+        window: Window,
+        valid: ArrayLike | None = None,
+        cloud_mask: ArrayLike | Sequence[ArrayLike | None] | None = None,
+        reference: int | None = None,
+        bands: Sequence[str] | None = None,
+        steps: int | str | None = None,
+        seed: int = 0,
+        samples: int = 1,
+        days: Sequence[float] | None = None,
+        aux: ArrayLike | None = None,
+    ) -> Removal:
+        """Return what the network makes of one tile (T, C, h, w) of a larger scene; see `predict` for the arguments.
+
+        window: where the tile lies in the scene. The noise belongs to the scene's pixels, so the result does not depend
+            on who computes the tile, or when; with `plan_windows` and `Blend` it is what `predict` computes.
+        The tile is raw: values may be below 0 and no pixel of the reference date is put back yet, because what is kept
+        is decided on the blend of the tiles (`finish`). `kept` says what this tile alone would keep; `spread` is 0
+        for one sample.
+        """
+        return self.predict_tiles(
+            [{"cloudy": cloudy, "valid": valid, "cloud_mask": cloud_mask}],
+            windows=[window], reference=reference, bands=bands, steps=steps, seed=seed, samples=samples, days=days,
+            aux=[aux],
+        )[0]  # fmt: skip
+
+    def predict_tiles(
+        self,
+        tiles: Sequence[Mapping[str, Any]],
+        *,
+        windows: Sequence[Window],
+        reference: int | None = None,
+        bands: Sequence[str] | None = None,
+        steps: int | str | None = None,
+        seed: int = 0,
+        samples: int = 1,
+        days: Sequence[float] | None = None,
+        aux: Sequence[ArrayLike | None] | None = None,
+    ) -> list[Removal]:
+        """Return `predict_tile` of several tiles of one size, evaluated together.
+
+        tiles: one mapping each, with "cloudy", and "valid" and "cloud_mask" where they are known; "scene_change" is
+            what `SceneMatch.change` says about the tile.
+        """
+        count, resamplings = self._check_numbers(steps, samples, seed)
+        series = [
+            prepare_series(
+                self.config.network,
+                tile["cloudy"],
+                reference=reference,
+                cloud_mask=tile.get("cloud_mask"),
+                days=days,
+                aux=None if aux is None else aux[index],
+                valid=tile.get("valid"),
+                bands=bands,
+                part=True,
+                scene_change=tile.get("scene_change"),
+            )
+            for index, tile in enumerate(tiles)
+        ]
+        for one, window in zip(series, windows, strict=True):
+            self._check_reference(one)
+            if one.cloudy.shape[-2:] != (window.height, window.width):
+                raise ShapeError(
+                    f"the tile is {tuple(one.cloudy.shape[-2:])} pixels but its window "
+                    f"{(window.height, window.width)}; give the window the tile was cut from."
+                )
+        made = self._tiles(series, windows, count, resamplings, seed, samples, Ticks(1, None))
+        return [self._in_given_bands(tile, one) for tile, one in zip(made, series, strict=True)]
+
+    def finish(
+        self,
+        image: NDArray[np.float32],
+        own: NDArray[np.float32] | None,
+        *,
+        cloud: NDArray[np.float32] | None,
+        valid: NDArray[np.bool_],
+        reference: int | None,
+    ) -> tuple[NDArray[np.float32], NDArray[np.bool_]]:
+        """Return (clear (C, H, W), kept (H, W)): the blended image with the reference date's clear pixels put back.
+
+        own: (C, H, W) the reference date; cloud: (T, H, W) the blended probability; valid: bool (T, H, W).
+        Every pixel is finished for itself, so that any part of a scene may be finished alone.
+        """
+        image = image.clip(min=0.0)
+        kept = np.zeros(valid.shape[1:], dtype=bool)
+        if reference is not None and own is not None and cloud is not None:
+            kept = (cloud[reference] < self.options.cloud_threshold) & valid[reference]
+            image = np.where(kept, own, image)
+        return np.where(valid.any(axis=0), image, np.nan).astype(np.float32), kept
+
+    def estimate_cloud(
+        self,
+        cloudy: ArrayLike,
+        *,
+        valid: ArrayLike | None = None,
+        cloud_mask: ArrayLike | Sequence[ArrayLike | None] | None = None,
+        reference: int | None = None,
+        bands: Sequence[str] | None = None,
+    ) -> NDArray[np.float32]:
+        """Return the probability (T, H, W) of cloud or shadow: the given masks, the model's own estimate elsewhere.
+
+        All pixels are looked at together, so this is for tiles and for looks from afar. NaN where the model has no
+        cloud head and no mask is given. Arguments as in `predict`.
+        """
+        series = prepare_series(
+            self.config.network, cloudy, reference=reference, cloud_mask=cloud_mask, days=None, aux=None, valid=valid,
+            bands=bands, part=True,
+        )  # fmt: skip
+        height, width = series.cloudy.shape[-2:]
+        if self.network.cloud_head is None:
+            return series.cloud[0].numpy()
+        padded = series.padded(self.config.network.multiple)
+        inputs = [padded.valid, padded.cloud, padded.band_present, padded.reference]
+        with torch.inference_mode():
+            found = self._cloud(
+                to_model_range(padded.cloudy.to(self.device)), *(value.to(self.device) for value in inputs)
+            )
+        return found[0, :, :height, :width].float().cpu().numpy()
+
+    def remove_files(
+        self,
+        files: Sequence[str | Path],
+        out: str | Path,
+        *,
+        bands: str | Sequence[str] | None = None,
+        offset: str | float | None = "auto",
+        mask: str | Path | Sequence[str | Path] | None = None,
+        grid: str | Path | None = None,
+        load: LoadFunction | None = None,
+        progress: Progress | None = None,
+        **options: Any,
+    ) -> SceneReport:
+        """Write one clear image of several files as a Cloud Optimized GeoTIFF and return what was done.
+
+        files: GeoTIFFs, folders, .SAFE products or STAC items of one place; read and written window by window.
+        bands: names where the files have none. offset: "auto", None, or counts such as -1000 (baseline 04.00).
+        mask: "scl", "s2cloudless", "omnicloudmask", or mask files; None: what the files bring, else the model's own.
+        grid: the output's, as a raster file or "EPSG:32632/20"; None = that of the first file.
+        load: a function path -> (array (C, H, W), rasterio profile) for files of another kind.
+        options: the fields of `sader.geo.scene.SceneOptions`: reference, seed, samples, uncertainty, overwrite ...
+
+        >>> remover = CloudRemover.from_pretrained("sader-s2-rgbn")                     # doctest: +SKIP
+        >>> report = remover.remove_files(["march.tif", "may.tif"], "clear.tif")        # doctest: +SKIP
+        >>> print(report.reference, report.pixels)                                      # doctest: +SKIP
+        """
+        from sader.geo.files import clear_files
+
+        return clear_files(
+            self, files, out, bands=bands, offset=offset, mask=mask, grid=grid, load=load, progress=progress,
+            options=options,
+        )  # fmt: skip
+
+    def remove_xarray(
+        self,
+        array: xr.DataArray | xr.Dataset,
+        *,
+        reference: int | str | np.datetime64 | None = "auto",
+        cloud_mask: xr.DataArray | None = None,
+        **options: Any,
+    ) -> xr.DataArray:
+        """Return the clear image (band, y, x) of an array (time, band, y, x), with its coordinates and CRS.
+
+        An array in memory is computed now, one backed by dask when the result is (and then on many machines, if a
+        `dask.distributed` client is there). Axes and bands are found by name; integers are read with their CF
+        attributes (scale_factor, add_offset, _FillValue), floats are reflectance with NaN = no data.
+
+        reference: "auto" (the clearest date), an index, a date such as "2022-05-13", or None for a new image.
+        cloud_mask: (time, y, x), True = cloud or shadow; None: the model estimates it.
+        options: tile, overlap, seed, samples, steps; for lazy arrays also chunks (see `sader.geo.cluster.clear`).
+
+        >>> cube = xarray.open_dataarray("cube.nc", chunks={})                      # doctest: +SKIP
+        >>> remover = CloudRemover.from_pretrained("sader-s2-rgbn")                 # doctest: +SKIP
+        >>> remover.remove_xarray(cube, reference="2022-05-13").to_zarr("clear.zarr")   # doctest: +SKIP
+        """
+        from sader.geo.xarrays import clear_array
+
+        return clear_array(array, self, reference=reference, cloud_mask=cloud_mask, **options)
 
     # ---------------------------------------------------------------- the steps of predict
+
+    def _check_numbers(self, steps: int | str | None, samples: int, seed: int) -> tuple[int, int]:
+        if samples < 1:
+            raise ConfigError(f"samples is {samples}; expected at least 1.")
+        if seed < 0:
+            raise ConfigError(f"seed is {seed}; expected a whole number from 0 on.")
+        return parse_steps(steps, self.config)
 
     def _check_reference(self, series: PreparedSeries) -> None:
         """Refuse, before any work, a reference date whose clear pixels nobody can tell."""
@@ -217,22 +420,6 @@ class CloudRemover:
                 "model has no cloud head. Give cloud_mask, or use reference=None."
             )
 
-    def _padded(self, series: PreparedSeries) -> PreparedSeries:
-        """Return the series with its size reflected up to the network's multiple, so that tiles need no padding."""
-        multiple = self.config.network.multiple
-        height, width = (-(-size // multiple) * multiple for size in series.cloudy.shape[-2:])
-
-        def pad(x: Tensor | None) -> Tensor | None:
-            return None if x is None else reflect_pad(x, height, width)
-
-        return replace(
-            series,
-            cloudy=reflect_pad(series.cloudy, height, width),
-            valid=reflect_pad(series.valid, height, width),
-            cloud=reflect_pad(series.cloud, height, width),
-            aux=pad(series.aux),
-        )
-
     def _tile(self) -> int:
         multiple = self.config.network.multiple
         tile = self.options.tile // multiple * multiple
@@ -242,54 +429,117 @@ class CloudRemover:
 
     def _tiles(
         self,
-        series: PreparedSeries,
+        tiles: Sequence[PreparedSeries],
         windows: Sequence[Window],
         steps: int,
         resamplings: int,
         seed: int,
         samples: int,
         ticks: Ticks,
-    ) -> tuple[NDArray[np.float32], NDArray[np.float32] | None]:
-        """Return samples x tiles x (C, h, w) reflectance, and the cloud probabilities (tiles, T, h, w) used."""
+    ) -> list[Removal]:
+        """Return what the network makes of tiles of one size: raw images in the model's bands, nothing put back."""
+        height, width = tiles[0].cloudy.shape[-2:]
+        first, *_ = padded = [tile.padded(self.config.network.multiple) for tile in tiles]
+        # The noise covers the padding too; a tile is padded only where the whole scene is smaller than a tile.
+        places = [Window(w.row, w.col, *first.cloudy.shape[-2:]) for w in windows]
 
-        def cut(x: Tensor) -> Tensor:
-            return torch.stack([x[0][..., *window.slices] for window in windows]).to(self.device)
+        def joined(name: str) -> Tensor:
+            return torch.cat([getattr(tile, name) for tile in padded]).to(self.device)
 
-        def each(x: Tensor) -> Tensor:
-            return x.expand(len(windows), *x.shape[1:]).to(self.device)
-
-        cloudy, valid = to_model_range(cut(series.cloudy)), cut(series.valid)
+        cloudy, valid, band_present = to_model_range(joined("cloudy")), joined("valid"), joined("band_present")
+        reference = joined("reference")
         used: Tensor | None = None
+        shown: Tensor | None = None
         with torch.inference_mode():
             if self.config.network.composite:
-                used = self._cloud(cloudy, valid, cut(series.cloud), each(series.band_present))
+                used = self._cloud(cloudy, valid, joined("cloud"), band_present, reference)
+                if first.change is not None:
+                    cloudy = cloudy + 2 * joined("change")  # the model's range is twice as wide as reflectance
+                    reference, shown = self._where_seen(reference, used, valid)
             condition = self.network.condition(
                 cloudy,
-                aux=None if series.aux is None else to_model_range(cut(series.aux)),
+                aux=None if first.aux is None else to_model_range(joined("aux")),
                 valid=valid,
                 cloud=used,
-                reference=each(series.reference),
-                days=None if series.days is None else each(series.days),
-                band_present=each(series.band_present),
+                reference=reference,
+                days=None if first.days is None else joined("days"),
+                band_present=band_present,
             )
             ticks.add(len(windows))
             images = [
-                to_reflectance(self._sample(condition, windows, steps, resamplings, seed + 7919 * number, ticks))
+                to_reflectance(self._sample(condition, places, steps, resamplings, seed + 7919 * number, ticks))
                 for number in range(samples)
             ]
-        stacked = torch.stack(images).cpu().numpy()
-        return stacked, None if used is None else used.float().cpu().numpy()
+            if shown is not None:
+                own = joined("cloudy")[torch.arange(len(tiles)), joined("reference").clamp(min=0)]
+                images = [feather(image, own, shown) for image in images]
+        stacked = torch.stack(images)[..., :height, :width].cpu().numpy()
+        clouds = None if used is None else used[..., :height, :width].float().cpu().numpy()
+        stated = expected_error(condition)
+        errors = None if stated is None else stated[..., :height, :width].cpu().numpy()
+        return [
+            self._raw_tile(
+                tile,
+                stacked[:, index],
+                None if clouds is None else clouds[index],
+                None if errors is None else errors[index],
+            )
+            for index, tile in enumerate(tiles)
+        ]
 
-    def _cloud(self, cloudy: Tensor, valid: Tensor, given: Tensor, band_present: Tensor) -> Tensor:
+    def _where_seen(self, reference: Tensor, cloud: Tensor, valid: Tensor) -> tuple[Tensor, Tensor | None]:
+        """Return the reference date (B,), -1 for tiles in which it shows next to nothing, and what it shows in those.
+
+        There it can be no measure for the others. They have its light already (`sader.scenematch`), so that the
+        clearest of them may take its place. The second is bool (B, H, W), None where no tile is like that.
+        """
+        rows = torch.arange(len(reference), device=reference.device)
+        date = reference.clamp(min=0)
+        clear = (cloud[rows, date] < self.options.cloud_threshold) & valid[rows, date]
+        hidden = (reference >= 0) & (clear.float().mean(dim=(-2, -1)) < LEAST_SEEN)
+        if not hidden.any():
+            return reference, None
+        return torch.where(hidden, -1, reference), clear & hidden[:, None, None]
+
+    def _raw_tile(
+        self,
+        tile: PreparedSeries,
+        images: NDArray[np.float32],
+        cloud: NDArray[np.float32] | None,
+        stated: NDArray[np.float32] | None,
+    ) -> Removal:
+        """Return one tile from its samples (S, C, h, w), the cloud probability (T, h, w) that was used, and the error
+        (C, h, w) that the network expects."""
+        date, image = int(tile.reference[0]), images.mean(axis=0)
+        kept = np.zeros(image.shape[-2:], dtype=bool)
+        if date >= 0:
+            probability = tile.cloud[0].numpy() if cloud is None else cloud
+            kept = (probability[date] < self.options.cloud_threshold) & tile.valid[0, date].numpy()
+            if not self.config.network.composite:
+                image = follow(image, tile.cloudy[0, date].numpy(), kept)
+        spread = images.std(axis=0)
+        return Removal(image, cloud, kept, spread if stated is None else np.hypot(spread, stated))
+
+    @staticmethod
+    def _in_given_bands(removal: Removal, series: PreparedSeries) -> Removal:
+        back = list(series.output)
+        return replace(
+            removal, clear=removal.clear[back], spread=None if removal.spread is None else removal.spread[back]
+        )
+
+    def _cloud(self, cloudy: Tensor, valid: Tensor, given: Tensor, band_present: Tensor, reference: Tensor) -> Tensor:
         """Return the cloud probability (B, T, H, W): the given masks, the model's estimate where they are NaN."""
         unknown = given.isnan()
         if not unknown.any():
             return given
         use = valid[:, :, None] & band_present[:, None, :, None, None]
-        estimate = self.network.cloud_probability(cloudy.masked_fill(~use, 0.0), valid, band_present)
+        estimate = self.network.cloud_estimate(
+            cloudy.masked_fill(~use, 0.0), valid, band_present, given=given, reference=reference
+        )
+        # Cut to a mask, as given ones are: half-believed clouds would weigh in every fit, and cost half a dB.
         reach = 2 * self.options.mask_growth + 1
-        estimate = F.max_pool2d(estimate, reach, stride=1, padding=reach // 2)
-        return torch.where(unknown, estimate, given)
+        estimate = F.max_pool2d(estimate, reach, stride=1, padding=reach // 2) >= self.options.cloud_threshold
+        return torch.where(unknown, estimate.to(given.dtype), given)
 
     def _sample(
         self,
@@ -344,28 +594,26 @@ class CloudRemover:
             torch.manual_seed(0)  # a learned guide without weights starts at random
             return make_guide(name, bands=len(self.bands), weights=shipped_guide(name, self.bands))
 
-    def _finish(self, series: PreparedSeries, clear: Blend, spreads: Blend | None, cloud: Blend | None) -> Removal:
-        """Return the result at the size of the input, with the reference date's clear pixels put back."""
-        height, width = series.cloudy.shape[-2:]
-        image = clear.result()[:, :height, :width].clip(min=0.0)
-        used = None if cloud is None else cloud.result()[:, :height, :width]
-        kept = np.zeros((height, width), dtype=bool)
-        observed = series.valid[0].any(dim=0).numpy()
+    def _finish(
+        self,
+        series: PreparedSeries,
+        image: NDArray[np.float32],
+        spread: NDArray[np.float32] | None,
+        used: NDArray[np.float32] | None,
+    ) -> Removal:
+        """Return the result of a whole image, with the reference date's clear pixels put back."""
         date = int(series.reference[0])
-        if date >= 0:
-            given = series.cloud[0].numpy()
-            probability = given if used is None else used
-            own = series.cloudy[0, date].numpy()
-            kept = (probability[date] < self.options.cloud_threshold) & series.valid[0, date].numpy()
-            if not self.config.network.composite:
-                image = follow(image, own, kept)
-            image = np.where(kept, own, image)
-        image = np.where(observed, image, np.nan).astype(np.float32)
-        spread = None if spreads is None else spreads.result()[:, :height, :width]
+        asked = date >= 0
+        clear, kept = self.finish(
+            image,
+            series.cloudy[0, date].numpy() if asked else None,
+            cloud=series.cloud[0].numpy() if used is None else used,
+            valid=series.valid[0].numpy(),
+            reference=date if asked else None,
+        )
         if spread is not None:
             spread = np.where(kept, 0.0, spread).astype(np.float32)
-        back = list(series.output)
-        return Removal(image[back], used, kept, None if spread is None else spread[back])
+        return self._in_given_bands(Removal(clear, used, kept, spread), series)
 
 
 def follow(image: NDArray[np.float32], own: NDArray[np.float32], clear: NDArray[np.bool_]) -> NDArray[np.float32]:
@@ -391,3 +639,12 @@ def cached(noise: NoiseSource) -> NoiseSource:
         return last[number]
 
     return draw
+
+
+def expected_error(condition: Condition) -> Tensor | None:
+    """Return the standard deviation (B, C, H, W) in reflectance that the network expects, or None."""
+    if condition.log_error is None:
+        return None
+    # The network states the scale of a Laplace distribution, whose standard deviation is sqrt(2) times that; the
+    # model's range is twice that of reflectance.
+    return condition.log_error.exp() * (2**0.5 / 2)

@@ -58,6 +58,8 @@ def small() -> ModelConfig:
             date_input="none",
             composite=True,
             cloud_widths=(24, 32, 48),
+            look_widths=(24, 32, 48),
+            error_head=True,
         ),
         # Residuals of the composite are about 0.02 in reflectance, 0.04 in the model's range.
         diffusion=DiffusionConfig(
@@ -80,7 +82,8 @@ def small() -> ModelConfig:
 def small_msi() -> ModelConfig:
     """`small` for all 13 bands of L1C (12 in L2A; bands may be missing at run time)."""
     base = small()
-    return base.replace(name="small_msi", network={"bands": BANDS_13})
+    # Thirteen bands make the first layers wider; a narrower second look keeps the whole under eight million.
+    return base.replace(name="small_msi", network={"bands": BANDS_13, "look_widths": (20, 28, 40)})
 
 
 PRESETS: dict[str, Callable[[], ModelConfig]] = {

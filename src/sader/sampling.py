@@ -9,7 +9,7 @@ which at sigma' = 0 is D itself. What resampling does between steps lives in `re
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from itertools import pairwise
 from typing import Literal, Protocol
 
@@ -81,7 +81,7 @@ def sample(
     denoise: Denoise,
     mean: Tensor,
     noise: NoiseSource,
-    sigmas: Tensor,
+    sigmas: Tensor | Sequence[float],
     *,
     alpha: float,
     initial: Tensor | float = 0.0,

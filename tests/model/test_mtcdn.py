@@ -30,7 +30,9 @@ PAPER = MTCDNConfig(
     emb_width=16,
     date_input="none",
 )
-COMPOSITE = replace(PAPER, stem=2, fusion_patches="pool", composite=True, cloud_widths=(8, 16))
+COMPOSITE = replace(
+    PAPER, stem=2, fusion_patches="pool", composite=True, cloud_widths=(8, 16), look_widths=(8,), error_head=True
+)
 KINDS = pytest.mark.parametrize("config", [PAPER, COMPOSITE], ids=["paper", "composite"])
 NAN = float("nan")
 
@@ -486,9 +488,9 @@ def test_wrong_aux_says_so(shape, error, text):
         network(PAPER).condition(torch.zeros(1, 2, 3, 8, 8), aux=torch.zeros(shape))
 
 
-def test_cloud_probability_needs_a_head():
+def test_cloud_estimate_needs_a_head():
     with pytest.raises(ConfigError, match="no cloud head; give cloud_mask, or build it with cloud_widths"):
-        network(PAPER).cloud_probability(
+        network(PAPER).cloud_estimate(
             torch.zeros(1, 1, 3, 4, 4), torch.ones(1, 1, 4, 4, dtype=torch.bool), torch.ones(1, 3, dtype=torch.bool)
         )
 
@@ -541,6 +543,11 @@ def test_gradients_reach_every_parameter(config):
         logits = net.cloud_logits(given["cloudy"], observed, given["band_present"])
         labels = torch.randint(0, 4, (2, 3, 16, 24), generator=torch.Generator().manual_seed(13))
         loss = loss + torch.nn.functional.cross_entropy(logits.transpose(1, 2), labels)
+        cloud, reference = torch.full((2, 3, 16, 24), 0.2), torch.tensor([0, -1])
+        present = given["band_present"]
+        anchor, second = net.second_look(given["cloudy"], observed, present, logits, cloud, reference)
+        loss = loss + torch.nn.functional.cross_entropy(second, labels[torch.arange(2), anchor])
+        loss = loss + condition.log_error.square().mean()
     loss.backward()
     silent = [name for name, p in net.named_parameters() if p.grad is None or not p.grad.any()]
     assert silent == []

@@ -25,7 +25,14 @@ def paper_model():
 
 def composite_model():
     torch.manual_seed(0)
-    tiny = {"widths": (16, 32), "blocks": (1, 1), "emb_width": 32, "fusion_width": 16, "cloud_widths": (8, 16)}
+    tiny = {
+        "widths": (16, 32),
+        "blocks": (1, 1),
+        "emb_width": 32,
+        "fusion_width": 16,
+        "cloud_widths": (8, 16),
+        "look_widths": (8,),
+    }
     return randomised(build_model(small().replace(network=tiny)))
 
 

@@ -93,7 +93,7 @@ def cloud_probability(remover: CloudRemover, images: np.ndarray, bands: Iterable
             seen = reflect_pad(series.valid[:, [date]], *size).to(remover.device)
             cloudy = to_model_range(reflect_pad(series.cloudy[:, [date]], *size).to(remover.device))
             use = seen[:, :, None] & band_present[:, None, :, None, None]
-            parts.append(remover.network.cloud_probability(cloudy.masked_fill(~use, 0.0), seen, band_present)[0, 0])
+            parts.append(remover.network.cloud_estimate(cloudy.masked_fill(~use, 0.0), seen, band_present)[0, 0])
     return torch.stack(parts)[:, :height, :width].float().cpu().numpy()
 
 
@@ -112,7 +112,7 @@ class Calibration:
 
 def calibration(method: RemoverMethod, items: Iterable[Item]) -> Calibration:
     """Return the calibration of a method with at least two samples, over the scored pixels of all items."""
-    if method.samples < 2:
+    if method.samples < 2 and not method.remover.states_error:
         raise DataError(f"samples is {method.samples}; a spread needs at least 2. Use RemoverMethod(..., samples=4).")
     inside, ranks, squares = [], [], []
     for item in items:

@@ -100,7 +100,7 @@ def run_evaluation(request: EvaluationRequest, progress: Progress | None = None)
         if labelled and method.remover.network.cloud_head is not None:
             scores = [each.as_dict() for each in evaluate_cloud_head(method.remover, labelled)]
             facts[f"cloud head of {name}"] = scores
-        if request.samples > 1:
+        if request.samples > 1 or method.remover.states_error:
             facts[f"calibration of {name}"] = asdict(calibration(method, items))
     files = []
     if request.out is not None:

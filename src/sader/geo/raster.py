@@ -1,20 +1,228 @@
-"""Write reflectance as a GeoTIFF that a GIS opens: CRS, transform, band names, scale, nodata.
+"""GeoTIFF and its like: one acquisition read by window and warped where needed; a whole image written.
 
-Not from the paper. Values on disk are uint16, reflectance = value * 0.0001, 0 = nodata, as Sentinel-2 users expect.
-It writes whole images; reading and writing by window belong here too and come with `sader remove`.
+Not from the paper. Files are opened when they are first read, once per thread, and a source holds paths only, so that
+it can be sent to another process. Writing a large result by window and as COG is in `sader.geo.cog`.
 """
 
 from __future__ import annotations
 
 import os
 import tempfile
-from collections.abc import Mapping, Sequence
+import threading
+import warnings
+from collections import OrderedDict
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import datetime
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from sader.errors import OutputError, ShapeError, require
+from sader.errors import BandError, DataError, OutputError, ShapeError, require
+from sader.geo.stack import Affine6, Grid, ValueCoding
+from sader.geo.values import decode, is_data
+from sader.tiling import Window
+
+OPEN_FILES = 64
+"""Files kept open per thread."""
+COARSE = 1.5
+"""Pixels of the target this many times the source's are means of them; else they are interpolated."""
+_local = threading.local()
+
+
+@dataclass(frozen=True)
+class BandFile:
+    """One band: a file and the band's number in it, from 1."""
+
+    path: str
+    index: int = 1
+
+
+@dataclass(frozen=True)
+class GeoTiffSource:
+    """One acquisition in one file, or in one file per band. Any raster that GDAL reads will do."""
+
+    name: str
+    date: datetime | None
+    bands: tuple[str, ...]
+    grid: Grid
+    coding: ValueCoding
+    files: tuple[BandFile, ...]
+    """In the order of `bands`."""
+
+    def read(
+        self, window: Window, *, bands: Sequence[str], grid: Grid
+    ) -> tuple[NDArray[np.float32], NDArray[np.bool_]]:
+        """Return reflectance (C, h, w) and valid (h, w): every band has data. 0 where not valid."""
+        digital = self.read_digital(window, bands=bands, grid=grid)
+        values, valid = decode(digital, self.coding)
+        everywhere: NDArray[np.bool_] = np.asarray(valid.all(axis=0))
+        return np.where(everywhere, values, np.float32(0)), everywhere
+
+    def read_digital(self, window: Window, *, bands: Sequence[str], grid: Grid) -> NDArray[Any]:
+        """Return the numbers on disk (C, h, w); warped ones where `grid` is not that of the file."""
+        missing = [band for band in bands if band not in self.bands]
+        if missing:
+            raise BandError(f"{self.name} has no band {', '.join(missing)}; it has {', '.join(self.bands)}.")
+        chosen = [self.files[self.bands.index(band)] for band in bands]
+        if len({file.path for file in chosen}) == 1:
+            # Together: in many files the bands lie side by side, and each would be unpacked once for every other.
+            indexes = [file.index for file in chosen]
+            return read_bands(chosen[0].path, indexes, window, grid=grid, coding=self.coding)
+        return np.stack([read_band(file, window, grid=grid, coding=self.coding) for file in chosen])
+
+    def read_mask(self, window: Window, *, grid: Grid) -> NDArray[np.bool_] | None:
+        """Return None: a plain file knows no clouds (`sader.geo.cloudmask` adds what is known)."""
+        return None
+
+    @property
+    def paths(self) -> tuple[str, ...]:
+        """The files behind it, each once."""
+        return tuple(dict.fromkeys(file.path for file in self.files))
+
+
+def read_band(
+    file: BandFile, window: Window, *, grid: Grid, coding: ValueCoding, categories: bool = False
+) -> NDArray[Any]:
+    """Return the numbers (h, w) of one band in a window of `grid`; see `read_bands`."""
+    return read_bands(file.path, [file.index], window, grid=grid, coding=coding, categories=categories)[0]
+
+
+def read_bands(
+    path: str, indexes: Sequence[int], window: Window, *, grid: Grid, coding: ValueCoding, categories: bool = False
+) -> NDArray[Any]:
+    """Return the numbers (C, h, w) of some bands of a file in a window of `grid`.
+
+    categories: they are classes (a mask), so the nearest pixel is taken instead of a mean.
+    """
+    rasterio = require("rasterio", extra="geo", purpose="reading GeoTIFF")
+    wanted = list(indexes)
+    with reading(path):
+        dataset = opened(path)
+        place = rasterio.windows.Window(window.col, window.row, window.width, window.height)
+        if grid_of(dataset).same_as(grid):
+            numbers = dataset.read(wanted, window=place)
+            if not _has_mask(dataset, wanted[0]):
+                return numbers
+            outside = dataset.read_masks(wanted, window=place) == 0
+            return np.where(outside, _nothing(coding), numbers).astype(numbers.dtype)
+        with _warped(dataset, grid, coding, categories) as warped:
+            numbers = warped.read(wanted, window=place)
+            # Outside the file there is nothing. GDAL says so in the mask, and only there where it has no nodata value.
+            outside = warped.read_masks(wanted, window=place) == 0
+        return np.where(outside & is_data(numbers, coding), _nothing(coding), numbers).astype(numbers.dtype)
+
+
+def _has_mask(dataset: Any, index: int) -> bool:
+    """Whether an alpha band or a mask in the file says where there is data (rather than a nodata value, or nothing)."""
+    flags = {flag.name for flag in dataset.mask_flag_enums[index - 1]}
+    return bool(flags & {"per_dataset", "alpha"})
+
+
+def _nothing(coding: ValueCoding) -> float:
+    return 0.0 if coding.nodata is None else coding.nodata
+
+
+@contextmanager
+def _warped(dataset: Any, grid: Grid, coding: ValueCoding, categories: bool) -> Iterator[Any]:
+    rasterio = require("rasterio", extra="geo", purpose="warping")
+    vrt = require("rasterio.vrt", extra="geo", purpose="warping")
+    ways = require("rasterio.enums", extra="geo", purpose="warping").Resampling
+    own = grid_of(dataset)
+    if bool(own.crs) != bool(grid.crs):
+        raise DataError(
+            f"{dataset.name} has {'a' if own.crs else 'no'} reference system and the target grid has "
+            f"{'one' if grid.crs else 'none'}; they cannot be laid over each other. Georeference both or neither."
+        )
+    way = ways.nearest if categories else ways.average if _much_finer(own, grid) else ways.bilinear
+    crs = grid.crs or "EPSG:3857"  # images without a place share a plane; the warper only wants a name for it
+    with vrt.WarpedVRT(
+        dataset,
+        src_crs=own.crs or crs,
+        crs=crs,
+        transform=rasterio.Affine(*grid.transform),
+        width=grid.width,
+        height=grid.height,
+        resampling=way,
+        src_nodata=coding.nodata,
+        nodata=coding.nodata,
+    ) as warped:
+        yield warped
+
+
+def _much_finer(own: Grid, grid: Grid) -> bool:
+    """Whether the target's pixels are clearly larger than the file's, both measured on the target's map."""
+    if own.crs == grid.crs:
+        return min(grid.resolution) > COARSE * max(own.resolution)
+    transform_bounds = require("rasterio.warp", extra="geo", purpose="warping").transform_bounds
+    left, bottom, right, top = transform_bounds(own.crs, grid.crs, *own.bounds)
+    return min(grid.resolution) > COARSE * max((right - left) / own.width, (top - bottom) / own.height)
+
+
+def grid_of(dataset: Any) -> Grid:
+    """Return the grid of an open rasterio dataset."""
+    a, b, c, d, e, f = tuple(dataset.transform)[:6]
+    return Grid(crs_text(dataset.crs), (a, b, c, d, e, f), dataset.width, dataset.height)
+
+
+def crs_text(crs: Any) -> str:
+    """Return "EPSG:32632" where there is a code, else WKT; "" for none."""
+    if not crs:
+        return ""
+    authority = crs.to_authority()
+    return ":".join(authority) if authority else str(crs.to_wkt())
+
+
+def opened(path: str) -> Any:
+    """Return the dataset of `path`, opened once per thread and process; the longest unused one is closed."""
+    rasterio = require("rasterio", extra="geo", purpose="reading GeoTIFF")
+    if getattr(_local, "process", None) != os.getpid():  # handles do not survive a fork
+        _local.process, _local.files = os.getpid(), OrderedDict()
+    files: OrderedDict[tuple[str, int, int], Any] = _local.files
+    key = (path, *_version(path))
+    if key not in files:
+        with warnings.catch_warnings():
+            # An image without a place is allowed here; what follows from it is said where it matters.
+            warnings.simplefilter("ignore", rasterio.errors.NotGeoreferencedWarning)
+            files[key] = rasterio.open(path)
+    files.move_to_end(key)
+    while len(files) > OPEN_FILES:
+        files.popitem(last=False)[1].close()
+    return files[key]
+
+
+def _version(path: str) -> tuple[int, int]:
+    """Return size and time of a local file, so that one that was written anew is opened anew; 0 for what is far."""
+    try:
+        facts = os.stat(path)
+    except (OSError, ValueError):
+        return 0, 0
+    return facts.st_size, facts.st_mtime_ns
+
+
+def close_files() -> None:
+    """Close the files this thread has open."""
+    files: OrderedDict[Any, Any] = getattr(_local, "files", None) or OrderedDict()
+    while files:
+        files.popitem()[1].close()
+
+
+@contextmanager
+def reading(name: str) -> Iterator[None]:
+    """Turn GDAL's words about a file that cannot be read into a `DataError`."""
+    rasterio = require("rasterio", extra="geo", purpose="reading GeoTIFF")
+    try:
+        yield
+    except (rasterio.errors.RasterioError, rasterio.errors.CRSError, OSError) as error:
+        reason = str(error.__cause__ or error).strip().rstrip(".")
+        raise DataError(
+            f"cannot read {name}: {reason}. The file is missing, damaged, half-written or of another kind; "
+            "copy or download it again."
+        ) from error
+
 
 SCALE = 1e-4
 NODATA = 0
@@ -35,7 +243,7 @@ def write_geotiff(
     *,
     bands: Sequence[str],
     crs: str,
-    transform: tuple[float, float, float, float, float, float],
+    transform: Affine6,
     tags: Mapping[str, str] | None = None,
 ) -> Path:
     """Write reflectance (C, H, W) to `path` and return it; the file appears under its name only when it is whole.

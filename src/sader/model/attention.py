@@ -21,15 +21,16 @@ def _axis_plan(size: int, kernel: int, device: torch.device) -> tuple[Tensor, Te
 
     Each query sees `kernel` keys; at borders the window is shifted inward, so that the count stays the same.
     """
-    kernel = min(kernel, size)
-    reach = min(TILE + kernel - 1, size)
+    reach = TILE + kernel - 1
     tiles = -(-size // TILE)
     queries = torch.arange(tiles * TILE, device=device).clamp(max=size - 1).view(tiles, TILE)
-    window_start = (queries - kernel // 2).clamp(0, size - kernel)
-    key_start = window_start[:, :1].clamp(max=size - reach)
+    # Two clamps: a map smaller than the window starts at 0, and what lies beyond its end is not seen. No branch on the
+    # size, so that one exported graph serves all sizes.
+    window_start = (queries - kernel // 2).clamp(max=size - kernel).clamp(min=0)
+    key_start = window_start[:, :1].clamp(max=size - reach).clamp(min=0)
     keys = key_start + torch.arange(reach, device=device)
     seen = (keys[:, None] >= window_start[..., None]) & (keys[:, None] < window_start[..., None] + kernel)
-    return queries, keys, seen
+    return queries, keys.clamp(max=size - 1), seen & (keys < size)[:, None]
 
 
 def neighbourhood_attention(q: Tensor, k: Tensor, v: Tensor, kernel: int) -> Tensor:

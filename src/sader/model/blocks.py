@@ -24,6 +24,8 @@ def without_autocast(x: Tensor) -> AbstractContextManager[object]:
     """Return a context in which autocast leaves the work on `x` in its own precision."""
     if x.device.type == "meta":  # shapes only, as when counting operations
         return nullcontext()
+    if torch.compiler.is_exporting():  # a graph has no autocast, and no way to say so
+        return nullcontext()
     return torch.autocast(x.device.type, enabled=False)
 
 

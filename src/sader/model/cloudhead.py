@@ -35,13 +35,16 @@ def series_statistics(cloudy: Tensor, observed: Tensor) -> tuple[Tensor, Tensor]
     return lowest, median
 
 
-class CloudHead(nn.Module):
-    """Class scores per date and pixel: (B, T, C, H, W) -> (B, T, 4, H, W), classes as in `CLASSES`."""
+class MaskNet(nn.Module):
+    """A small U-Net from maps (N, F, H, W) to class scores (N, 4, H, W), classes as in `CLASSES`.
 
-    def __init__(self, bands: int, *, widths: tuple[int, ...], stem: int) -> None:
+    Height and width are multiples of stem * 2^(levels - 1).
+    """
+
+    def __init__(self, inputs: int, bands: int, *, widths: tuple[int, ...], stem: int) -> None:
         super().__init__()
         self.stem = stem
-        self.lift = nn.Conv2d((3 * bands + 1) * stem**2, widths[0], 3, padding=1)
+        self.lift = nn.Conv2d(inputs * stem**2, widths[0], 3, padding=1)
         self.bands = nn.Linear(bands, widths[0])
         self.down = nn.ModuleList()
         self.up = nn.ModuleList()
@@ -52,16 +55,10 @@ class CloudHead(nn.Module):
         self.middle = ResBlock(widths[-1], widths[-1])
         self.out = zero_init(nn.Conv2d(widths[0], len(CLASSES) * stem**2, 3, padding=1))
 
-    def forward(self, cloudy: Tensor, observed: Tensor, band_present: Tensor) -> Tensor:
-        """Return logits; height and width are multiples of stem * 2^(levels - 1), missing pixels are 0."""
-        dates = cloudy.shape[1]
-        lowest, median = series_statistics(cloudy, observed)
-        seen = observed[:, :, None].to(cloudy.dtype)
-        inputs = torch.cat(
-            [cloudy, (cloudy - lowest[:, None]) * seen, (cloudy - median[:, None]) * seen, seen - 1], dim=2
-        )
-        flags = self.bands(band_present.to(cloudy.dtype))[:, :, None, None].repeat_interleave(dates, dim=0)
-        h = self.lift(space_to_depth(rearrange(inputs, "b t c h w -> (b t) c h w"), self.stem)) + flags
+    def scores(self, inputs: Tensor, band_present: Tensor) -> Tensor:
+        """Return the class scores; band_present: bool (N, C)."""
+        flags = self.bands(band_present.to(inputs.dtype))[:, :, None, None]
+        h = self.lift(space_to_depth(inputs, self.stem)) + flags
         skips = []
         for level in self.down:
             keep, halve, widen = cast(Iterable[nn.Module], level)
@@ -72,5 +69,29 @@ class CloudHead(nn.Module):
         for level, skip in zip(reversed(self.up), reversed(skips), strict=True):
             double, join = cast(Iterable[nn.Module], level)
             h = join(torch.cat([double(h), skip], dim=1))
-        logits = depth_to_space(self.out(h), self.stem)
+        return depth_to_space(self.out(h), self.stem)
+
+
+class CloudHead(MaskNet):
+    """Class scores per date and pixel: (B, T, C, H, W) -> (B, T, 4, H, W)."""
+
+    def __init__(self, bands: int, *, widths: tuple[int, ...], stem: int) -> None:
+        super().__init__(3 * bands + 1, bands, widths=widths, stem=stem)
+
+    def forward(self, cloudy: Tensor, observed: Tensor, band_present: Tensor) -> Tensor:
+        """Return logits; missing pixels of `cloudy` are 0."""
+        dates = cloudy.shape[1]
+        lowest, median = series_statistics(cloudy, observed)
+        seen = observed[:, :, None].to(cloudy.dtype)
+        inputs = torch.cat(
+            [cloudy, (cloudy - lowest[:, None]) * seen, (cloudy - median[:, None]) * seen, seen - 1], dim=2
+        )
+        logits = self.scores(
+            rearrange(inputs, "b t c h w -> (b t) c h w"), band_present.repeat_interleave(dates, dim=0)
+        )
         return rearrange(logits, "(b t) k h w -> b t k h w", t=dates)
+
+
+def not_clear(logits: Tensor, *, dim: int) -> Tensor:
+    """Return the probability of anything but clear from class scores along `dim`, float32."""
+    return 1 - logits.float().softmax(dim=dim).select(dim, 0)

@@ -7,7 +7,7 @@ weights start from the cloud masks alone, so even an untrained network gives a s
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from sader.model.blocks import depth_to_space, full_precision, zero_init
 from sader.model.infill import carried_inward
-from sader.model.matching import inlier_weight, match_dates, spread_from_clear
+from sader.model.matching import inlier_weight, match_dates, spread_from_clear, weighted_sum
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,7 @@ class MatchedDates:
 
     def at_anchor(self, x: Tensor) -> Tensor:
         """Return the anchor's slice (B, ...) of x (B, T, ...)."""
-        return x[torch.arange(len(self.anchor), device=x.device), self.anchor]
+        return x[torch.arange(self.anchor.shape[0], device=x.device), self.anchor]
 
 
 NOISE_VARIANCE = 1e-5
@@ -64,7 +64,7 @@ def prepare_dates(cloudy: Tensor, *, cloud: Tensor, observed: Tensor, reference:
         asked = reference >= 0
         anchor = torch.where(asked, reference.clamp(min=0), clearest_date(cloudy, clear, observed))
         dates = match_dates(cloudy, clear, anchor)
-        rows = torch.arange(len(anchor), device=anchor.device)
+        rows = torch.arange(anchor.shape[0], device=anchor.device)
         target, target_clear = cloudy[rows, anchor].float(), clear[rows, anchor]
         # How well does each candidate explain the anchor nearby? Its own variance would be 0; that is settled by
         # a preference, not by this. The fill's is that of a smooth one: what it explains without seeing the pixel.
@@ -76,7 +76,7 @@ def prepare_dates(cloudy: Tensor, *, cloud: Tensor, observed: Tensor, reference:
         variance = spread_from_clear(squared.flatten(0, 1)[:, None], both.flatten(0, 1), floor=1e-4)
         variance = variance.view(squared.shape) + NOISE_VARIANCE
         fill = fill_holes(dates, clear, variance[:, :-1], anchor)
-        flag = F.one_hot(anchor, cloudy.shape[1]).to(cloudy.dtype)
+        flag = is_date(anchor, cloudy.shape[1]).to(cloudy.dtype)
         flag = flag * torch.where(asked, 1.0, 0.5).to(cloudy.dtype)[:, None]
     return MatchedDates(
         dates=dates,
@@ -88,6 +88,17 @@ def prepare_dates(cloudy: Tensor, *, cloud: Tensor, observed: Tensor, reference:
     )
 
 
+def box_mean(x: Tensor, edge: int) -> Tensor:
+    """Return the mean of x (B, C, H, W) over a square window of odd `edge`, zero outside; one axis after the other."""
+    rows = F.avg_pool2d(x, (edge, 1), stride=1, padding=(edge // 2, 0))
+    return F.avg_pool2d(rows, (1, edge), stride=1, padding=(0, edge // 2))
+
+
+def is_date(index: Tensor, dates: int) -> Tensor:
+    """Return bool (B, T), True at the date (B,). Unlike `F.one_hot` it looks at no value, so it can be exported."""
+    return torch.arange(dates, device=index.device) == index[:, None]
+
+
 def fill_holes(dates: Tensor, clear: Tensor, variance: Tensor, anchor: Tensor) -> Tensor:
     """Return a full image (B, C, H, W) for what no date shows, made from what some date shows around it.
 
@@ -95,13 +106,13 @@ def fill_holes(dates: Tensor, clear: Tensor, variance: Tensor, anchor: Tensor) -
     only be streaks, and the wide local mean takes over.
     """
     sure = clear.pow(SURE)
-    own = F.one_hot(anchor, clear.shape[1]).bool()[:, :, None, None]
+    own = is_date(anchor, clear.shape[1])[:, :, None, None]
     # The anchor explains itself perfectly, so its variance says nothing: it counts a hundred times the best other.
     worth = torch.where(own, 0.0, 1 / variance)
     weight = sure * torch.where(own, 100 * worth.amax(dim=1, keepdim=True) + 1.0, worth)
-    image = torch.einsum("bthw,btchw->bchw", weight / (weight.sum(dim=1, keepdim=True) + 1e-12), dates)
+    image = weighted_sum(weight / (weight.sum(dim=1, keepdim=True) + 1e-12), dates)
     known = sure.amax(dim=1)
-    near = (2 * F.avg_pool2d(known[:, None], HOLE, stride=1, padding=HOLE // 2)).clamp(max=1)
+    near = (2 * box_mean(known[:, None], HOLE)).clamp(max=1)
     return near * carried_inward(image, known[:, None]) + (1 - near) * spread_from_clear(image, known)
 
 
@@ -189,17 +200,13 @@ def blend(
     """
     dates = matched.dates.float()
     is_anchor = (matched.flag > 0)[:, :, None, None]
-    # The floor is small: where no date is clear, even a thousandth of each would carry cloud in beside the fill.
-    prior = trust_mask * (matched.clear + 1e-5).log()
-    prior = torch.cat([prior, torch.zeros_like(prior[:, :1]) + prefer_fill], dim=1)
-    certain = torch.cat([(8 * matched.clear).clamp(max=1), torch.ones_like(matched.clear[:, :1])], dim=1)
-    # How well a date fits matters unless it is surely cloud: a good fit must not lift its clouds above the fill.
-    logits = learned + prior - trust_fit * certain * matched.variance.log()
-    never = torch.zeros_like(available[:, :1])  # the fill is always there
-    others = logits.masked_fill(torch.cat([~available | is_anchor, never], dim=1), float("-inf"))
+    certain = _certain(matched)
+    prior, others = _logits_of_others(
+        matched, learned, available, trust_mask=trust_mask, trust_fit=trust_fit, prefer_fill=prefer_fill
+    )
     weights = others.softmax(dim=1)
     candidates = torch.cat([dates, matched.fill[:, None].float()], dim=1)
-    image = torch.einsum("bthw,btchw->bchw", weights, candidates)
+    image = weighted_sum(weights, candidates)
 
     own, own_clear = matched.at_anchor(dates), matched.at_anchor(matched.clear)
     # Right beside a cloud a pixel called clear often is not quite: it has no say in what is carried inward.
@@ -223,3 +230,56 @@ def blend(
     spread = weights * (1 - share[:, None])
     weights = torch.cat([torch.where(is_anchor, share[:, None], spread[:, :-1]), spread[:, -1:]], dim=1)
     return composite, weights
+
+
+def _certain(matched: MatchedDates) -> Tensor:
+    """Return (B, T + 1, H, W): 0 where a date is surely cloud, 1 where it may be clear, and for the fill."""
+    return torch.cat([(8 * matched.clear).clamp(max=1), torch.ones_like(matched.clear[:, :1])], dim=1)
+
+
+def _logits_of_others(
+    matched: MatchedDates,
+    learned: Tensor,
+    available: Tensor,
+    *,
+    trust_mask: Tensor | float,
+    trust_fit: Tensor | float,
+    prefer_fill: Tensor | float,
+) -> tuple[Tensor, Tensor]:
+    """Return (what the masks alone say, logits of all but the anchor), both (B, T + 1, H, W), the fill last."""
+    # The floor is small: where no date is clear, even a thousandth of each would carry cloud in beside the fill.
+    prior = trust_mask * (matched.clear + 1e-5).log()
+    prior = torch.cat([prior, torch.zeros_like(prior[:, :1]) + prefer_fill], dim=1)
+    # How well a date fits matters unless it is surely cloud: a good fit must not lift its clouds above the fill.
+    logits = learned + prior - trust_fit * _certain(matched) * matched.variance.log()
+    never = torch.zeros_like(available[:, :1])  # the fill is always there
+    is_anchor = (matched.flag > 0)[:, :, None, None]
+    return prior, logits.masked_fill(torch.cat([~available | is_anchor, never], dim=1), float("-inf"))
+
+
+class OthersBlend(NamedTuple):
+    """What the other dates say the anchor should look like."""
+
+    image: Tensor
+    """(B, C, H, W), in the anchor's radiometry."""
+    log_variance: Tensor
+    """(B, H, W): how well they usually explain it around there, on the scale of `MatchedDates.log_variance`."""
+    clear: Tensor
+    """(B, T, H, W): where each date was usable."""
+
+
+def blend_of_others(matched: MatchedDates, available: Tensor) -> OthersBlend:
+    """Return the classical blend of all dates but the anchor."""
+    with full_precision(matched.dates):
+        _, logits = _logits_of_others(
+            matched,
+            torch.zeros_like(matched.variance),
+            available,
+            trust_mask=CLASSICAL["trust_mask"],
+            trust_fit=CLASSICAL["trust_fit"],
+            prefer_fill=CLASSICAL["prefer_fill"],
+        )
+        weights = logits.softmax(dim=1)
+        candidates = torch.cat([matched.dates.float(), matched.fill[:, None].float()], dim=1)
+        image = weighted_sum(weights, candidates)
+        return OthersBlend(image, (weights * matched.log_variance()).sum(dim=1), matched.clear)

@@ -70,6 +70,8 @@ class Condition:
     weights: Tensor | None = None
     """(B, T + 1, H, W): the composite's weights, the smooth fill last; None without a composite."""
     matched: MatchedDates | None = None
+    log_error: Tensor | None = None
+    """(B, C, H, W): logarithm of the error to be expected, in the model's range; None without an error head."""
 
 
 class InjectionHead(nn.Module):

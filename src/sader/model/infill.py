@@ -12,6 +12,9 @@ from torch import Tensor
 
 from sader.errors import ConfigError, ShapeError
 
+EXPORTED_LEVELS = 11
+"""Halvings in an exported graph, whose depth is fixed: one pixel is left of up to 2048, and halving it again changes
+nothing."""
 RELAXATIONS = 4  # at every level; enough to take out the blocks of the coarser one
 
 
@@ -46,7 +49,7 @@ def push_pull_fill(image: Tensor, missing: Tensor, *, fallback: float | Tensor) 
     return torch.where(missing, torch.where(nothing, fallback, filled), image)
 
 
-def carried_inward(values: Tensor, known: Tensor) -> Tensor:
+def carried_inward(values: Tensor, known: Tensor, level: int = 0) -> Tensor:
     """Return values (B, C, H, W) carried smoothly from where they are known to where they are not.
 
     known: (B, 1, H, W) in [0, 1]; what is half known is half kept. Pull: halve the size until one pixel is left, each
@@ -55,19 +58,20 @@ def carried_inward(values: Tensor, known: Tensor) -> Tensor:
     harmonic fill. 0 where nothing is known at all. Differentiable.
     """
     height, width = values.shape[-2:]
-    if height == 1 and width == 1:
+    if level == EXPORTED_LEVELS if torch.compiler.is_exporting() else height == 1 and width == 1:
         return values
-    even = (0, width % 2, 0, height % 2)
+    even = (0, 1, 0, 1)  # an odd size gets its partner; an even one too, and pooling leaves it out
     children = 4 * F.avg_pool2d(F.pad(known, even), 2)
     coarse = 4 * F.avg_pool2d(F.pad(values * known, even), 2) / children.clamp(min=1e-6)
-    coarse = carried_inward(coarse, children.clamp(max=1))
+    coarse = carried_inward(coarse, children.clamp(max=1), level + 1)
     filled = F.interpolate(coarse, scale_factor=2, mode="bilinear", align_corners=False)[..., :height, :width]
-    filled = known * values + (1 - known) * filled
+    kept, open_ = known * values, 1 - known
+    filled = kept + open_ * filled
     for _ in range(RELAXATIONS):
         edged = F.pad(filled, (1, 1, 1, 1), mode="replicate")
         vertical = edged[..., :-2, 1:-1] + edged[..., 2:, 1:-1]
         horizontal = edged[..., 1:-1, :-2] + edged[..., 1:-1, 2:]
-        filled = known * values + (1 - known) * (vertical + horizontal) / 4
+        filled = kept + open_ * (vertical + horizontal) / 4
     return filled
 
 

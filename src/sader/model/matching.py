@@ -65,15 +65,18 @@ def heavy_tailed_blur(x: Tensor) -> Tensor:
 
 
 def _gaussian(x: Tensor, spread: float, size: int, dim: int) -> Tensor:
-    """Return x blurred along one axis as a product with a small (size, size) matrix."""
+    """Return x blurred along one axis as a product with a small, symmetric (size, size) matrix."""
     position = torch.arange(size, device=x.device, dtype=x.dtype)
     kernel = torch.exp(-0.5 * ((position[:, None] - position[None, :]) / spread) ** 2) / (spread * 2.5066)
-    return torch.einsum("bdhw,hk->bdkw", x, kernel) if dim == 2 else torch.einsum("bdhw,wk->bdhk", x, kernel)
+    return kernel @ x if dim == 2 else x @ kernel
 
 
-def _to_cells(x: Tensor) -> Tensor:
-    """Return (..., h, w, pixels) from (..., H, W), H and W multiples of CELL."""
-    return rearrange(x, "... (h a) (w b) -> ... h w (a b)", a=CELL, b=CELL)
+def weighted_sum(weights: Tensor, values: Tensor) -> Tensor:
+    """Return sum_k weights_k values_k over axis 1, (B, K, H, W) and (B, K, C, H, W) -> (B, C, H, W).
+
+    Products and sums: as an einsum it would be one tiny matrix product per pixel, several times slower.
+    """
+    return (weights[:, :, None] * values).sum(dim=1)
 
 
 def _to_pixels(x: Tensor, height: int, width: int) -> Tensor:
@@ -94,6 +97,23 @@ def match_dates(cloudy: Tensor, clear: Tensor, anchor: Tensor) -> Tensor:
 
 def _match_dates(cloudy: Tensor, clear: Tensor, anchor: Tensor) -> Tensor:
     batch, _, bands, height, width = cloudy.shape
+    coefficients, centre = fit_dates(cloudy, clear, anchor)
+    smooth = _to_pixels(rearrange(coefficients, "b t i j h w -> (b t) (i j) h w"), height, width)
+    smooth = rearrange(smooth, "(b t) (i j) h w -> b t i j h w", b=batch, j=bands)
+    change, about = smooth[:, :, -1], cloudy - centre
+    for band in range(bands):  # one after the other: all products at once would be C times an already large map
+        change = change + about[:, :, band, None] * smooth[:, :, band]
+    # A fit on dark ground says nothing about a cloud; without a bound its extrapolation could be anything.
+    return cloudy + change.clamp(-MOST_CHANGE, MOST_CHANGE)
+
+
+def fit_dates(cloudy: Tensor, clear: Tensor, anchor: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the maps of each date onto the anchor: coefficients (B, T, C + 1, C, h, w), centre (B, 1, C, 1, 1).
+
+    One set per cell: change = (cloudy - centre) coefficients[:C] + coefficients[C], in model units. Arguments as in
+    `match_dates`.
+    """
+    batch, _, bands, height, width = cloudy.shape
     ph, pw = -(-height // CELL) * CELL, -(-width // CELL) * CELL
     # Bottom and right cells are completed with weight zero, so that padding is no evidence.
     weight = F.pad(clear, (0, pw - width, 0, ph - height))
@@ -112,34 +132,33 @@ def _match_dates(cloudy: Tensor, clear: Tensor, anchor: Tensor) -> Tensor:
     agreeing = weight * inlier_weight((x - target).square().mean(dim=2), weight)
     everything = _moments(x, target, agreeing).sum(dim=(-2, -1), keepdim=True)
     slope, offset = _fit(everything, ridge=RIDGE_GLOBAL, half=PIXELS_GLOBAL)
-    misfit = x + torch.einsum("btihw,btijkl->btjhw", x, slope) + offset - target
+    explained = (slope[..., 0, 0].transpose(-2, -1) @ x.flatten(-2)).view(x.shape)
+    misfit = x + explained + offset - target
     weight = weight * inlier_weight(misfit.square().mean(dim=2), weight)
     moments = _moments(x, target, weight)
     slope, offset = _fit(moments.sum(dim=(-2, -1), keepdim=True), ridge=RIDGE_GLOBAL, half=PIXELS_GLOBAL)
     # The local fit explains what the global one leaves: E[x r] with r = d - x slope - offset, by linearity.
     first = moments[:, :, :, : 1 + bands]
-    everywhere = slope.expand(-1, -1, -1, -1, *first.shape[-2:])
-    explained = torch.einsum("btijhw,btjkhw->btikhw", first[:, :, :, 1:], everywhere)
+    turned = slope[..., 0, 0].transpose(-2, -1)[:, :, None]
+    explained = (turned @ first[:, :, :, 1:].flatten(-2)).view(first[:, :, :, 1:].shape)
     explained = explained + first[:, :, :, :1] * offset[:, :, None]
     remaining = torch.cat([first, moments[:, :, :, 1 + bands :] - explained], dim=3)
     flat = rearrange(remaining, "b t i j h w -> (b t) (i j) h w")
     near = rearrange(heavy_tailed_blur(flat), "(b t) (i j) h w -> b t i j h w", b=batch, i=1 + bands)
     local_slope, local_offset = _fit(near / CELL**2, ridge=RIDGE_LOCAL, half=WEIGHT_LOCAL)
 
-    coefficients = torch.cat([slope + local_slope, (offset + local_offset)[:, :, None]], dim=2)
-    smooth = _to_pixels(rearrange(coefficients, "b t i j h w -> (b t) (i j) h w"), height, width)
-    smooth = rearrange(smooth, "(b t) (i j) h w -> b t i j h w", b=batch, j=bands)
-    change = torch.einsum("btihw,btijhw->btjhw", cloudy - centre, smooth[:, :, :-1]) + smooth[:, :, -1]
-    # A fit on dark ground says nothing about a cloud; without a bound its extrapolation could be anything.
-    return cloudy + change.clamp(-MOST_CHANGE, MOST_CHANGE)
+    return torch.cat([slope + local_slope, (offset + local_offset)[:, :, None]], dim=2), centre
 
 
 def _moments(x: Tensor, target: Tensor, weight: Tensor) -> Tensor:
     """Return per cell the sums of weight [1, x]^T [1, x, target - x], (B, T, 1 + C, 1 + 2C, h, w)."""
     ones = torch.ones_like(x[:, :, :1])
-    left = _to_cells(torch.cat([ones, x], dim=2) * weight[:, :, None])
-    right = _to_cells(torch.cat([ones, x, target - x], dim=2))
-    return torch.einsum("btihwp,btjhwp->btijhw", left, right)
+    left = torch.cat([ones, x], dim=2) * weight[:, :, None]
+    right = torch.cat([ones, x, target - x], dim=2)
+    # One matrix product per cell, laid out for it in one move each.
+    left = rearrange(left, "b t i (h p) (w q) -> b t h w i (p q)", p=CELL, q=CELL)
+    right = rearrange(right, "b t j (h p) (w q) -> b t h w (p q) j", p=CELL, q=CELL)
+    return rearrange(left @ right, "b t h w i j -> b t i j h w")
 
 
 def inlier_weight(squared: Tensor, weight: Tensor, scale: Tensor | float | None = None) -> Tensor:
@@ -174,7 +193,7 @@ def _fit(moments: Tensor, *, ridge: float, half: float) -> tuple[Tensor, Tensor]
         rearrange(cov_xd, "b t i j h w -> b t h w i j"),
     )
     slope = rearrange(slope, "b t h w i j -> b t i j h w") * trust
-    offset = trust[:, :, 0] * mean_d - torch.einsum("btihw,btijhw->btjhw", mean_x, slope)
+    offset = trust[:, :, 0] * mean_d - (mean_x[:, :, :, None] * slope).sum(dim=2)
     return slope, offset
 
 

@@ -28,10 +28,12 @@ from sader.model.blocks import (
     space_to_depth,
     zero_init,
 )
-from sader.model.cloudhead import CloudHead
+from sader.model.cloudhead import CloudHead, not_clear
 from sader.model.composite import CompositeHead, prepare_dates
 from sader.model.condition import Condition, ConditionNet, SeriesInput
 from sader.model.fusion import TemporalFusion, masked_mean, pool_available
+from sader.model.secondlook import SecondLook
+from sader.model.uncertainty import ErrorHead
 
 
 @dataclass(frozen=True)
@@ -72,6 +74,10 @@ class MTCDNConfig:
     """True: reference flag, cloud masks, matched dates and the composite as the mean of the diffusion."""
     cloud_widths: tuple[int, ...] = ()
     """Channels of the cloud head; empty = no head."""
+    look_widths: tuple[int, ...] = ()
+    """Channels of the second look at the date to be cleaned; empty = its mask is the cloud head's."""
+    error_head: bool = False
+    """True: the network says at every pixel how far off it may be."""
 
     def __post_init__(self) -> None:
         if len(self.widths) != len(self.blocks):
@@ -84,6 +90,10 @@ class MTCDNConfig:
             raise ConfigError(f"head_width {self.head_width} does not divide the last width {self.widths[-1]}.")
         if len(self.cloud_widths) > len(self.widths):
             raise ConfigError(f"cloud_widths has {len(self.cloud_widths)} levels; at most {len(self.widths)} fit.")
+        if len(self.look_widths) > len(self.widths):
+            raise ConfigError(f"look_widths has {len(self.look_widths)} levels; at most {len(self.widths)} fit.")
+        if (self.look_widths or self.error_head) and not self.composite:
+            raise ConfigError("look_widths and error_head need composite=True: they compare matched dates.")
         if self.composite and not self.cloud_widths:
             raise ConfigError("composite=True needs a cloud head: give cloud_widths, such as (24, 32, 48).")
 
@@ -141,6 +151,10 @@ class MTCDN(nn.Module):
         self.cloud_head = (
             CloudHead(bands, widths=config.cloud_widths, stem=config.stem) if config.cloud_widths else None
         )
+        self.second_look = (
+            SecondLook(bands, widths=config.look_widths, stem=config.stem) if config.look_widths else None
+        )
+        self.error_head = ErrorHead(widths[0], bands, stem=config.stem) if config.error_head else None
         self.fusion = (
             TemporalFusion(
                 frame,
@@ -270,7 +284,7 @@ class MTCDN(nn.Module):
         cloudy, observed, stem = series.cloudy, series.observed, self.config.stem
         batch, dates, _, height, width = cloudy.shape
         if cloud is None:
-            cloud = self.cloud_probability(cloudy, observed, series.band_present)
+            cloud = self.cloud_estimate(cloudy, observed, series.band_present, reference=reference)
         cloud = cloud.masked_fill(~observed, 1.0)
         matched = prepare_dates(cloudy, cloud=cloud, observed=observed, reference=reference)
         matched_dates = matched.dates.to(cloudy.dtype).masked_fill(~series.use, 0.0)
@@ -300,6 +314,9 @@ class MTCDN(nn.Module):
         frames = torch.cat(
             [every_date(composite.to(cloudy.dtype)), matched_dates, series.aux, cloud[:, :, None], flag], dim=2
         )
+        log_error = None
+        if self.error_head is not None:
+            log_error = self.error_head(features.fused_fine, matched, weights)
         return Condition(
             features=features,
             frames=space_to_depth(frames, stem),
@@ -309,6 +326,7 @@ class MTCDN(nn.Module):
             size=series.size,
             weights=weights,
             matched=matched,
+            log_error=log_error,
         )
 
     def cloud_logits(self, cloudy: Tensor, observed: Tensor, band_present: Tensor) -> Tensor:
@@ -317,10 +335,34 @@ class MTCDN(nn.Module):
             raise ConfigError("this network has no cloud head; give cloud_mask, or build it with cloud_widths.")
         return self.cloud_head(cloudy, observed, band_present)
 
-    def cloud_probability(self, cloudy: Tensor, observed: Tensor, band_present: Tensor) -> Tensor:
-        """Return the probability (B, T, H, W) that a pixel is not clear, from the cloud head, without gradient."""
+    def cloud_estimate(
+        self,
+        cloudy: Tensor,
+        observed: Tensor,
+        band_present: Tensor,
+        *,
+        given: Tensor | None = None,
+        reference: Tensor | None = None,
+    ) -> Tensor:
+        """Return the probability (B, T, H, W) that a pixel is not clear, without gradient.
+
+        given: (B, T, H, W) masks that are known, NaN where the network has to find out. reference: (B,), -1 = none.
+        """
         with torch.no_grad():
-            return 1 - self.cloud_logits(cloudy, observed, band_present).float().softmax(dim=2)[:, :, 0]
+            logits = self.cloud_logits(cloudy, observed, band_present)
+            cloud = not_clear(logits, dim=2)
+            if given is not None:
+                cloud = torch.where(given.isnan(), cloud, given)
+            if self.second_look is None:
+                return cloud
+            if reference is None:
+                reference = torch.full((cloudy.shape[0],), -1, device=cloudy.device)
+            anchor, second = self.second_look(cloudy, observed, band_present, logits, cloud, reference)
+            refined = not_clear(second, dim=1)
+            if given is not None:
+                known = given[torch.arange(anchor.shape[0], device=anchor.device), anchor]
+                refined = torch.where(known.isnan(), refined, known)
+            return with_anchor(cloud, anchor, refined)
 
     def _check(self, cloudy: Tensor, aux: Tensor | None) -> None:
         if cloudy.ndim != 5:
@@ -410,3 +452,9 @@ def drop_modality(aux: Tensor, probability: float, generator: torch.Generator) -
     """
     keep = torch.rand(aux.shape[0], generator=generator, device=generator.device) >= probability
     return aux * keep.to(aux)[:, None, None, None, None]
+
+
+def with_anchor(cloud: Tensor, anchor: Tensor, mask: Tensor) -> Tensor:
+    """Return cloud (B, T, H, W) with the anchor's date, (B,), replaced by mask (B, H, W)."""
+    at = anchor.view(-1, 1, 1, 1).expand(-1, 1, *mask.shape[-2:])
+    return cloud.scatter(1, at, mask[:, None].to(cloud.dtype))

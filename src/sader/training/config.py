@@ -58,6 +58,8 @@ class TrainConfig:
     """On one GPU, record the step as a CUDA graph and replay it (`graph.py`): small networks are bound by launching."""
     init: str | None = None
     """Weights to start from: a shipped name or a file. None: random."""
+    init_anew: bool = False
+    """Start from weights of another network: whatever has the same name and shape is taken, the rest is random."""
     half: bool = True
     """Export model.safetensors in float16."""
     checkpoint_every: int = 1000

@@ -15,8 +15,9 @@ from sader.bands import rgb_indices
 from sader.data.series import SeriesBatch, to_model_range
 from sader.diffusion import Denoiser
 from sader.losses import CloudAwareLoss, CloudAwareLossConfig
+from sader.model.cloudhead import not_clear
 from sader.model.composite import classical_blend
-from sader.model.mtcdn import MTCDN, Condition
+from sader.model.mtcdn import MTCDN, Condition, with_anchor
 
 RELATIVE_TO = 0.03
 """A usual error of the classical blend in model units; a series with it counts about two thirds."""
@@ -36,8 +37,14 @@ class ObjectiveConfig:
     """Weight of the absolute error of the denoised image at the highest noise level, the one-step answer."""
     gradient: float = 0.7
     """Weight, beside each absolute error, of the absolute error of neighbouring differences: keeps edges sharp."""
+    texture: float = 0.3
+    """Weight of the difference of local contrast (mean gradient around a pixel) of the one-step answer: blur costs."""
     cloud_head: float = 0.3
-    """Weight of the cloud head's cross entropy."""
+    """Weight of the cross entropy of the cloud head, and of the second look."""
+    error_head: float = 0.02
+    """Weight of the log likelihood of the errors under the stated scale (Laplace); it moves the error head alone."""
+    masks_only: bool = False
+    """Train the cloud head and the second look alone: several times faster, and the image stays as it is."""
     hidden: float = 4.0
     """How much more a pixel counts that was hidden in the reference date."""
     own_mask: float = 0.5
@@ -118,9 +125,9 @@ class Objective:
         use = observed[:, :, None] & batch.band_present[:, None, :, None, None]
         cloudy = cloudy.masked_fill(~use, 0.0)
 
-        logits = network.cloud_logits(cloudy, observed, batch.band_present)
-        head = self._head_loss(logits, batch)
-        cloud = self._shown_masks(logits, batch, generator)
+        cloud, head = self._masks(network, cloudy, observed, batch, generator)
+        if config.masks_only:
+            return torch.stack(list(head.values())).sum(), {name: value.detach() for name, value in head.items()}
         condition = network.condition(
             cloudy,
             present=batch.present,
@@ -133,20 +140,17 @@ class Objective:
         share = self._series_weight(condition, observed, clear, weight)
         composite = condition.mean[:, 0].float()
         composite_loss = (share * spatial_error(composite, clear, weight, gradient=config.gradient)).mean()
-        denoise_loss, one_step = self._denoising(denoiser, condition, composite, clear, weight, share, generator)
+        parts = self._denoising(denoiser, condition, composite, clear, weight, share, generator)
 
         total = (
             config.composite * composite_loss
-            + config.diffusion * denoise_loss
-            + config.regression * one_step
-            + config.cloud_head * head
+            + config.diffusion * parts["diffusion"]
+            + config.regression * (parts["one_step"] + config.texture * parts["texture"])
+            + config.error_head * parts["error_head"]
+            + config.cloud_head * sum(head.values())
         )
-        return total, {
-            "composite": composite_loss.detach(),
-            "diffusion": denoise_loss.detach(),
-            "one_step": one_step.detach(),
-            "cloud_head": head.detach(),
-        }
+        named = {"composite": composite_loss, **parts, **head}
+        return total, {name: value.detach() for name, value in named.items()}
 
     def _denoising(
         self,
@@ -157,8 +161,8 @@ class Objective:
         weight: Tensor,
         share: Tensor,
         generator: torch.Generator,
-    ) -> tuple[Tensor, Tensor]:
-        """Return (weighted squared error at drawn noise levels, absolute error at the highest level).
+    ) -> dict[str, Tensor]:
+        """Return the weighted squared error at drawn noise levels, and the terms of the answer at the highest level.
 
         A part of the batch sits at the highest noise level, where the state holds nothing but noise and the denoised
         image is the regression answer; it is trained with the absolute error because that is how it is used.
@@ -177,8 +181,17 @@ class Objective:
         scale = process.coefficients(sigma, 1).weight.view(-1, 1, 1, 1)
         rows = (~answer).view(-1, 1, 1, 1)
         squared = (weight * rows * scale * (denoised - clear).square()).sum() / (weight * rows).sum().clamp(min=1.0)
+        denoised, clear, weight, share = denoised[:answers], clear[:answers], weight[:answers], share[:answers]
         direct = share * spatial_error(denoised, clear, weight, gradient=config.gradient)
-        return squared, direct[:answers].mean()
+        texture = share * texture_error(denoised, clear, weight)
+        parts = {"diffusion": squared, "one_step": direct.mean(), "texture": texture.mean()}
+        likelihood = torch.zeros_like(squared)
+        if condition.log_error is not None:
+            log_scale = condition.log_error[:answers, ..., : clear.shape[-2], : clear.shape[-1]]
+            error = (denoised.detach().float() - clear).abs()
+            surprise = error * (-log_scale).exp() + log_scale
+            likelihood = (weight * surprise).sum() / weight.sum().clamp(min=1.0)
+        return {**parts, "error_head": likelihood}
 
     def _pixel_weight(self, batch: SeriesBatch, clear: Tensor) -> Tensor:
         """Return how much each value counts, (B, C, H, W)."""
@@ -197,18 +210,55 @@ class Objective:
             usual = spatial_error(classical, clear, weight, gradient=self.config.gradient)
         return RELATIVE_TO / (usual + RELATIVE_TO / 2)
 
-    def _head_loss(self, logits: Tensor, batch: SeriesBatch) -> Tensor:
+    def _masks(
+        self, network: MTCDN, cloudy: Tensor, observed: Tensor, batch: SeriesBatch, generator: torch.Generator
+    ) -> tuple[Tensor, dict[str, Tensor]]:
+        """Return the cloud probability (B, T, H, W) each series is conditioned on, and the losses of its estimate.
+
+        The truth, or for a share of the series the network's own estimate; where the truth is unknown (label 255)
+        always the estimate.
+        """
+        logits = network.cloud_logits(cloudy, observed, batch.band_present)
         counted = (batch.labels <= 3) & batch.valid & batch.present[:, :, None, None]
         target = torch.where(counted, batch.labels.long(), -100)
-        return F.cross_entropy(logits.float().flatten(0, 1), target.flatten(0, 1), ignore_index=-100)
-
-    def _shown_masks(self, logits: Tensor, batch: SeriesBatch, generator: torch.Generator) -> Tensor:
-        """Return the cloud probability each series is conditioned on: the truth, or the head's own estimate.
-
-        Where the truth is unknown (label 255) the head's estimate always stands in.
-        """
-        estimate = 1 - logits.detach().float().softmax(dim=2)[:, :, 0]
+        losses = {"cloud_head": _cross_entropy(logits.flatten(0, 1), target.flatten(0, 1))}
         own = torch.rand(len(logits), generator=generator, device=generator.device) < self.config.own_mask
-        unknown = (batch.labels > 3) & ~batch.cloud_mask
-        take = own.view(-1, 1, 1, 1).to(logits.device) | unknown
-        return torch.where(take, estimate, batch.cloud_mask.float())
+        take = own.view(-1, 1, 1, 1).to(logits.device) | ((batch.labels > 3) & ~batch.cloud_mask)
+        estimate, truth = not_clear(logits.detach(), dim=2), batch.cloud_mask.float()
+        cloud = torch.where(take, estimate, truth)
+        if network.second_look is None:
+            return cloud, losses
+        # The look is always taken at the head's mask of the date to be cleaned: the true one would give it away.
+        asked = F.one_hot(batch.reference.clamp(min=0), cloud.shape[1]).bool() & (batch.reference >= 0)[:, None]
+        shown = torch.where(asked[:, :, None, None], estimate, cloud)
+        anchor, second = network.second_look(cloudy, observed, batch.band_present, logits, shown, batch.reference)
+        rows = torch.arange(len(anchor), device=anchor.device)
+        losses["second_look"] = _cross_entropy(second, target[rows, anchor])
+        refined = torch.where(take[rows, anchor], not_clear(second.detach(), dim=1), truth[rows, anchor])
+        return with_anchor(cloud, anchor, refined), losses
+
+
+def _cross_entropy(logits: Tensor, target: Tensor) -> Tensor:
+    """Return the mean cross entropy over pixels with a label; 0 where there is none."""
+    total = F.cross_entropy(logits.float(), target, ignore_index=-100, reduction="sum")
+    return total / (target >= 0).sum().clamp(min=1)
+
+
+def texture_error(prediction: Tensor, target: Tensor, weight: Tensor, *, cell: int = 8) -> Tensor:
+    """Return per series how much the contrast differs, (B,): absolute difference of mean |gradient| per cell.
+
+    Absolute errors alone are smallest for an image that is too smooth; this asks for the right amount of detail
+    without saying where. Arguments as in `spatial_error`.
+    """
+    total = weight.sum(dim=(1, 2, 3)).clamp(min=1.0)
+    loss = torch.zeros_like(total)
+    for dim in (-2, -1):
+        size = target.shape[dim] - 1
+        pair = torch.minimum(weight.narrow(dim, 0, size), weight.narrow(dim, 1, size))
+
+        def contrast(image: Tensor, dim: int = dim, size: int = size, pair: Tensor = pair) -> Tensor:
+            step = image.narrow(dim, 1, size) - image.narrow(dim, 0, size)
+            return F.avg_pool2d(pair * step.abs(), cell, ceil_mode=True) * cell**2
+
+        loss = loss + (contrast(prediction) - contrast(target)).abs().sum(dim=(1, 2, 3)) / total
+    return loss

@@ -148,19 +148,28 @@ def _first_model(config: RunConfig) -> Denoiser:
     torch.manual_seed(config.train.seed)
     model = build_model(config.model)
     if config.train.init is not None:
-        given = load_checkpoint(find_checkpoint(config.train.init))
-        different = [
-            line
-            for line in differing_keys(RunConfig(model=given.config), RunConfig(model=config.model))
-            if line.startswith("model.network.")
-        ]
-        if different:
-            raise TrainingError(
-                f"{config.train.init} holds another network: {'; '.join(different)}. Leave the preset out to train "
-                "the network of the weights."
-            )
-        model.load_state_dict(given.model.state_dict(), strict=True)
+        _start_from(model, config)
     return model.train()
+
+
+def _start_from(model: Denoiser, config: RunConfig) -> None:
+    """Put the weights of train.init into the model; with train.init_anew, what they lack stays random."""
+    init = config.train.init
+    assert init is not None
+    given = load_checkpoint(find_checkpoint(init))
+    lines = differing_keys(RunConfig(model=given.config), RunConfig(model=config.model))
+    different = [line for line in lines if line.startswith("model.network.")]
+    if different and not config.train.init_anew:
+        raise TrainingError(
+            f"{init} holds another network: {'; '.join(different)}. Leave the preset out to train the network of the "
+            "weights, or use train.init_anew=true to start from random what they lack."
+        )
+    found = given.model.state_dict()
+    taken = {
+        name: found[name] if name in found and found[name].shape == value.shape else value
+        for name, value in model.state_dict().items()
+    }
+    model.load_state_dict(taken, strict=True)
 
 
 def _compile(network: Any) -> None:

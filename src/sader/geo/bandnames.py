@@ -1,0 +1,112 @@
+"""Band names as files write them -> one canonical name; presets of band lists for `--bands`.
+
+Bands are found by name, never by position: a file whose bands have no names needs `--bands`.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+from sader.bands import BANDS_10, BANDS_12, BANDS_13, BANDS_LISS4
+from sader.errors import BandError, did_you_mean
+
+WORDS: dict[str, tuple[str, ...]] = {
+    "B01": ("coastal", "coastalaerosol", "aerosol", "ultrablue"),
+    "B02": ("blue",),
+    "B03": ("green",),
+    "B04": ("red",),
+    "B05": ("rededge1", "rededge", "vegetationrededge1", "re1", "vre1"),
+    "B06": ("rededge2", "vegetationrededge2", "re2", "vre2"),
+    "B07": ("rededge3", "vegetationrededge3", "re3", "vre3"),
+    "B08": ("nir", "nir1", "nearinfrared", "nirbroad", "widenir", "infrared"),
+    "B8A": ("nir08", "nir2", "nirnarrow", "narrownir", "nirn", "rededge4"),
+    "B09": ("nir09", "watervapor", "watervapour", "wv"),
+    "B10": ("cirrus",),
+    "B11": ("swir16", "swir1", "shortwaveinfrared1"),
+    "B12": ("swir22", "swir2", "shortwaveinfrared2"),
+}
+"""Canonical name -> the words used for it, in lower case without spaces and signs. STAC's common names are among
+them, with Earth Search's meaning of nir08 and nir09."""
+
+_BY_WORD = {word: band for band, words in WORDS.items() for word in words}
+_NUMBER = re.compile(r"(?:band|b)[ _-]*0*(8a|1[0-2]|[1-9])(?![0-9a-z])", re.IGNORECASE)
+
+PRESETS: dict[str, tuple[str, ...]] = {
+    "rgb": ("B04", "B03", "B02"),
+    "bgr": ("B02", "B03", "B04"),
+    "rgbn": ("B04", "B03", "B02", "B08"),
+    "bgrn": ("B02", "B03", "B04", "B08"),
+    "grn": BANDS_LISS4,
+    "10-band": BANDS_10,
+    "12-band": BANDS_12,
+    "l2a": BANDS_12,
+    "13-band": BANDS_13,
+    "l1c": BANDS_13,
+}
+"""Name for `--bands` -> the bands in the order of the file. grn is LISS-IV: green, red, near infrared."""
+
+
+def canonical(name: str) -> str | None:
+    """Return "B02" for "B2", "B02", "Band 2", "blue", "Blue", "B02_10m", "B2 (blue)"; None for what means no band."""
+    text = name.strip()
+    word = re.sub(r"[^a-z0-9]", "", text.lower())
+    if word in _BY_WORD:
+        return _BY_WORD[word]
+    found = _NUMBER.match(text)
+    if found is None:
+        return None
+    number = found.group(1).upper()
+    return "B8A" if number == "8A" else f"B{int(number):02d}"
+
+
+def parse_bands(text: str | Sequence[str]) -> tuple[str, ...]:
+    """Return the band list that `--bands` means: a preset, or names with commas between them."""
+    names = text.split(",") if isinstance(text, str) else list(text)
+    names = [name.strip() for name in names if name.strip()]
+    if len(names) == 1 and names[0].lower() in PRESETS:
+        return PRESETS[names[0].lower()]
+    if not names:
+        raise BandError("--bands is empty; give names such as B02,B03,B04,B08, or a preset such as rgbn.")
+    bands = [canonical(name) or name for name in names]
+    unknown = [name for name in names if canonical(name) is None]
+    if len(names) == 1 and unknown:
+        raise BandError(f"--bands is {names[0]!r}, no preset and no band name{did_you_mean(names[0].lower(), PRESETS)}")
+    doubled = sorted({band for band in bands if bands.count(band) > 1})
+    if doubled:
+        raise BandError(f"--bands names {', '.join(doubled)} more than once; give every band of the file one name.")
+    return tuple(bands)
+
+
+def names_of_file(descriptions: Sequence[str | None]) -> tuple[str, ...] | None:
+    """Return the names of a file's bands, canonical where they are known; None where the file does not say.
+
+    Some programs write "Band 1", "Band 2" ... as the names of ANY bands. That is a position, not a name.
+    """
+    texts = [(text or "").strip() for text in descriptions]
+    if not any(texts):
+        return None
+    if all(re.fullmatch(rf"band[ _]?{number}", text, re.IGNORECASE) for number, text in enumerate(texts, start=1)):
+        return None
+    names = [canonical(text) or text or f"unnamed {number}" for number, text in enumerate(texts, start=1)]
+    # Two columns that mean the same band (B02 and "blue") cannot be told apart by name: the first one has it.
+    seen: set[str] = set()
+    for number, name in enumerate(names):
+        if name in seen:
+            names[number] = f"{texts[number]} (band {number + 1})"
+        seen.add(names[number])
+    return tuple(names)
+
+
+def band_in_filename(stem: str) -> tuple[str, str] | None:
+    """Return (band, rest of the name) of a file of one band: "S2_2022-03-10_B02" -> ("B02", "S2_2022-03-10").
+
+    The band stands between signs, so that a tile name such as T32UB0 is none.
+    """
+    found = list(re.finditer(r"(?:^|[_.\- ])(B(?:8A|0?[1-9]|1[0-2]))(?=$|[_.\- ])(?:_\d{2}m)?", stem, re.IGNORECASE))
+    if not found:
+        return None
+    last = found[-1]
+    band = canonical(last.group(1))
+    assert band is not None
+    return band, (stem[: last.start()] + stem[last.end() :]).strip("_.- ")

@@ -1,0 +1,192 @@
+"""`sader remove` without the shell: open the inputs, load the model, clear the scene, write what goes with it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from sader.errors import ConfigError, OutputError
+from sader.geo.bandnames import parse_bands
+from sader.geo.offset import check_source
+from sader.geo.sources import open_sources
+from sader.geo.stack import DateSource
+
+if TYPE_CHECKING:
+    from sader.geo.scene import SceneOptions, SceneReport
+    from sader.pipeline import CloudRemover
+    from sader.tiling import Progress
+
+
+@dataclass(frozen=True)
+class RemoveRequest:
+    """What `sader remove` was asked for."""
+
+    inputs: tuple[str, ...]
+    out: str
+    options: SceneOptions
+    bands: str | None = None
+    """A preset or names with commas between them."""
+    offset: str = "auto"
+    scale: float | None = None
+    """Reflectance per count, where the file does not say or is wrong."""
+    mask: tuple[str, ...] = ()
+    """What `sader.geo.cloudmask.with_masks` takes: one word, or files."""
+    grid: str | None = None
+    model: str | None = None
+    device: str | None = None
+    preview: str | None = None
+    item: bool = True
+    """Write a STAC item beside the output."""
+    dask: str | None = None
+    stac: str | None = None
+    bbox: str | None = None
+    dates: str | None = None
+    collection: str | None = None
+
+
+def run_remove(
+    request: RemoveRequest, *, progress: Progress | None = None, notice: Callable[[str], None] | None = None
+) -> SceneReport:
+    """Remove the clouds and return the report; every problem of the input is found before the long work."""
+    said: list[str] = []
+
+    def say(text: str) -> None:
+        said.append(text)
+        if notice is not None:
+            notice(text)
+
+    from sader.geo.assemble import build_stack
+    from sader.geo.preview import check_preview, write_preview
+    from sader.geo.scene import check_output, clear_scene
+
+    if any(Path(given).suffix.lower() == ".zarr" for given in request.inputs):
+        return _remove_zarr(request, progress, say)
+    check_output(request.out, overwrite=request.options.overwrite)
+    if request.preview is not None:
+        check_preview(request.preview)
+    beside = Path(request.out).with_suffix(".json")
+    if request.item and beside.exists() and not request.options.overwrite:
+        raise OutputError(f"{beside} exists. Use --overwrite to replace it, or --no-item to write no STAC item.")
+    sources = find_sources(request, say)
+    remover, name = load_remover(request.model, request.device)
+    request = replace(request, options=replace(request.options, model_name=name))
+    if not remover.card.get("trained", True):
+        say(f"the model {name} is untrained: the result shows that everything runs, not how good the method is.")
+    asked = None if request.bands is None else parse_bands(request.bands)
+    stack = build_stack(sources, remover.config.network, bands=asked, grid=request.grid, notice=say)
+    for source in stack.sources:
+        warning = check_source(source)
+        if warning:
+            say(warning)
+    if request.dask is not None:
+        from sader.geo.cluster import clear_stack_on_dask
+
+        report = clear_stack_on_dask(
+            stack, remover, request.out, request.options, address=request.dask, progress=progress, notice=say
+        )
+    else:
+        report = clear_scene(stack, remover, request.out, request.options, progress=progress, notice=say)
+    files = list(report.files)
+    if request.preview is not None:
+        files.append(str(write_preview(request.preview, stack, report)))
+    if request.item:
+        from sader.geo.stac_item import write_item
+
+        reference = None if report.reference_index is None else stack.sources[report.reference_index]
+        item = write_item(
+            report.output,
+            sources=stack.sources,
+            reference=reference,
+            assets={layer_name(file, report, request.preview): file for file in files[1:]},
+            processing={
+                "sader:model": report.model,
+                "sader:seed": report.seed,
+                "sader:steps": report.steps,
+                "sader:samples": report.samples,
+            },
+        )
+        files.append(str(item))
+    return replace(report, files=tuple(files), notices=tuple(dict.fromkeys(said)))
+
+
+def _remove_zarr(request: RemoveRequest, progress: Progress | None, say: Callable[[str], None]) -> SceneReport:
+    """Remove the clouds of a cube in a Zarr store; --mask names a variable of it."""
+    from sader.geo.zarrs import check_zarr_output, clear_zarr
+
+    if len(request.inputs) > 1 or len(request.mask) > 1:
+        raise ConfigError(
+            "a Zarr store holds all dates of a place: give one, and at most one --mask (a variable of it)."
+        )
+    asked = {"--bands": request.bands, "--grid": request.grid, "--scale": request.scale, "--preview": request.preview}
+    unused = [name for name, value in asked.items() if value is not None]
+    if unused:
+        raise ConfigError(f"{', '.join(unused)} does not go with a Zarr store: its own attributes say how to read it.")
+    check_zarr_output(request.out, overwrite=request.options.overwrite)
+    remover, name = load_remover(request.model, request.device)
+    if not remover.card.get("trained", True):
+        say(f"the model {name} is untrained: the result shows that everything runs, not how good the method is.")
+    return clear_zarr(
+        request.inputs[0], request.out, remover, request.options, mask=request.mask[0] if request.mask else None,
+        address=request.dask, progress=progress, notice=say,
+    )  # fmt: skip
+
+
+def layer_name(file: str, report: SceneReport, preview: str | None) -> str:
+    """Return what a file beside the output is: "uncertainty", "count", "provenance" or "preview"."""
+    if preview is not None and Path(file) == Path(preview):
+        return "preview"
+    return Path(file).stem.removeprefix(Path(report.output).stem + "_")
+
+
+def find_sources(request: RemoveRequest, say: Callable[[str], None]) -> list[DateSource]:
+    """Return the dates of a request: files, folders, products, or a search."""
+    if request.stac is None:
+        if request.bbox is not None or request.dates is not None:
+            raise ConfigError("--bbox and --dates choose from a STAC API: give its address with --stac URL.")
+        return open_sources(
+            request.inputs,
+            bands=request.bands,
+            offset=request.offset,
+            scale=request.scale,
+            mask=_mask(request),
+            notice=say,
+        )
+    if request.inputs:
+        raise ConfigError(f"--stac searches for scenes, but files are given as well: {', '.join(request.inputs[:3])}.")
+    if request.bbox is None or request.dates is None:
+        raise ConfigError("--stac needs --bbox west,south,east,north and --dates 2022-03-01/2022-05-31.")
+    from sader.geo.cloudmask import with_masks
+    from sader.geo.stac import search
+
+    found = search(
+        request.stac, request.bbox, request.dates, collection=request.collection, offset=request.offset, notice=say
+    )
+    return with_masks(found, _mask(request), notice=say)
+
+
+def _mask(request: RemoveRequest) -> str | list[str] | None:
+    if not request.mask:
+        return None
+    return request.mask[0] if len(request.mask) == 1 else list(request.mask)
+
+
+def load_remover(model: str | None, device: str | None = None) -> tuple[CloudRemover, str]:
+    """Return the remover and the name it goes by; a preset is untrained."""
+    import torch
+
+    from sader.pipeline import DEFAULT_MODEL, CloudRemover
+    from sader.presets import PRESETS
+
+    name = model or DEFAULT_MODEL
+    if device is not None:
+        try:
+            kind = torch.device(device).type
+        except RuntimeError as error:
+            raise ConfigError(f"--device is {device!r}; expected cpu, cuda or cuda:0.") from error
+        if kind == "cuda" and not torch.cuda.is_available():
+            raise ConfigError(f"--device {device}: no CUDA device is available here. Use --device cpu.")
+    if name in PRESETS:
+        return CloudRemover.from_preset(name, device=device), name
+    return CloudRemover.from_pretrained(name, device=device), Path(name).stem if Path(name).is_file() else name

@@ -1,0 +1,151 @@
+"""From raw tiles to finished rows: the rolling blend of one band of rows, and the layers that are written from it.
+
+Only the rows that tiles can still change are in memory. Tiles are added in the order of `plan_windows`, so the sums,
+and with them the bits, are those of `sader.tiling.Blend` over the whole image.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sader.geo.cog import Layer
+from sader.geo.stack import GeoStack, ValueCoding
+from sader.geo.values import encode
+from sader.tiling import Window, blend_weights
+
+if TYPE_CHECKING:
+    from sader.pipeline import CloudRemover
+
+NODATA, OBSERVED, RECONSTRUCTED = 0, 1, 2
+"""Codes of the provenance layer."""
+COLUMNS = 1024
+"""Columns finished at a time, which bounds the memory of a wide scene."""
+PLAIN = ValueCoding("uint8", 1.0, 0.0, None, declared=False)
+CODES = ValueCoding("uint8", 1.0, 0.0, float(NODATA), declared=False)
+
+
+@dataclass(frozen=True)
+class Channels:
+    """Which planes of a raw tile are what: image, cloud probability of some dates, spread."""
+
+    bands: int
+    cloud: tuple[int, ...]
+    """The dates whose probability is kept."""
+    spread: bool
+
+    @property
+    def count(self) -> int:
+        return self.bands * (2 if self.spread else 1) + len(self.cloud)
+
+    def join(
+        self, image: NDArray[np.float32], cloud: NDArray[np.float32], spread: NDArray[np.float32] | None
+    ) -> NDArray[np.float32]:
+        """Return the planes (count, h, w) of one tile; cloud is (T, h, w)."""
+        parts = [image, cloud[list(self.cloud)]]
+        if self.spread:
+            assert spread is not None
+            parts.append(spread)
+        return np.concatenate(parts).astype(np.float32)
+
+    def split(
+        self, planes: NDArray[np.float32]
+    ) -> tuple[NDArray[np.float32], dict[int, NDArray[np.float32]], NDArray[np.float32] | None]:
+        """Return (image, date -> probability, spread)."""
+        image, rest = planes[: self.bands], planes[self.bands :]
+        cloud = {date: rest[index] for index, date in enumerate(self.cloud)}
+        return image, cloud, rest[len(self.cloud) :] if self.spread else None
+
+
+class RowBlend:
+    """The blend of the rows from `top` on that tiles can still change."""
+
+    def __init__(self, channels: int, *, height: int, width: int, rows: int, top: int, overlap: int) -> None:
+        self.height, self.width, self.overlap, self.top = height, width, overlap, top
+        self.total = np.zeros((channels, rows, width), dtype=np.float32)
+        self.weight = np.zeros((rows, width), dtype=np.float32)
+
+    def add(self, window: Window, values: NDArray[np.float32]) -> None:
+        """Add the planes of one tile; rows above `top` are finished and left alone."""
+        skip = max(0, self.top - window.row)
+        if skip >= window.height:
+            return
+        weight = blend_weights(window, height=self.height, width=self.width, overlap=self.overlap)[skip:]
+        first = window.row + skip - self.top
+        place = slice(first, first + window.height - skip), window.slices[1]
+        self.total[:, *place] += weight * values[:, skip:]
+        self.weight[place] += weight
+
+    def take(self, count: int) -> NDArray[np.float32]:
+        """Return the first `count` rows (channels, count, W) and move on; NaN where no tile has been."""
+        with np.errstate(invalid="ignore", divide="ignore"):
+            done = self.total[:, :count] / self.weight[:count]
+        for array in (self.total, self.weight):
+            array[..., :-count, :] = array[..., count:, :].copy()
+            array[..., -count:, :] = 0
+        self.top += count
+        return done
+
+
+@dataclass(frozen=True)
+class Finisher:
+    """Turns blended rows into the numbers of each layer."""
+
+    stack: GeoStack
+    remover: CloudRemover
+    reference: int | None
+    channels: Channels
+    layers: tuple[Layer, ...]
+
+    def rows(self, top: int, planes: NDArray[np.float32]) -> tuple[dict[str, NDArray[Any]], dict[str, int]]:
+        """Return layer name -> (C, n, W) of the rows from `top` on, and the pixels by what became of them."""
+        count, width = planes.shape[1:]
+        made = {
+            layer.name: np.empty((len(layer.bands), count, width), dtype=layer.coding.dtype) for layer in self.layers
+        }
+        codes = np.zeros(3, dtype=np.int64)
+        for left in range(0, width, COLUMNS):
+            window = Window(top, left, count, min(COLUMNS, width - left))
+            part, provenance = self._finish(window, planes[..., left : left + window.width])
+            for name, values in part.items():
+                made[name][..., left : left + window.width] = values
+            codes += np.bincount(provenance.ravel(), minlength=3)
+        names = {"nodata": NODATA, "observed": OBSERVED, "reconstructed": RECONSTRUCTED}
+        return made, {name: int(codes[code]) for name, code in names.items()}
+
+    def _finish(
+        self, window: Window, planes: NDArray[np.float32]
+    ) -> tuple[Mapping[str, NDArray[Any]], NDArray[np.uint8]]:
+        stack = self.stack
+        dates = stack.read(window)
+        image, probability, spread = self.channels.split(planes)
+        cloud = np.full(dates.valid.shape, np.nan, dtype=np.float32)
+        for date, plane in probability.items():
+            cloud[date] = plane
+        own = None if self.reference is None else dates.cloudy[self.reference]
+        clear, kept = self.remover.finish(image, own, cloud=cloud, valid=dates.valid, reference=self.reference)
+        seen: NDArray[np.bool_] = np.asarray(dates.valid.any(axis=0))
+        digital = encode(clear, seen, stack.coding)
+        if self.reference is not None:
+            digital = np.where(kept, self._own_numbers(window, clear, seen), digital)
+        provenance = np.where(kept, OBSERVED, np.where(seen, RECONSTRUCTED, NODATA)).astype(np.uint8)
+        made: dict[str, NDArray[Any]] = {"result": digital, "provenance": provenance[None]}
+        threshold = self.remover.options.cloud_threshold
+        made["count"] = (dates.valid & (cloud < threshold)).sum(axis=0).clip(max=255).astype(np.uint8)[None]
+        if spread is not None:
+            made["uncertainty"] = np.where(seen, np.where(kept, 0.0, spread), np.nan).astype(np.float32)
+        return {layer.name: made[layer.name] for layer in self.layers}, provenance
+
+    def _own_numbers(self, window: Window, clear: NDArray[np.float32], seen: NDArray[np.bool_]) -> NDArray[Any]:
+        """Return the reference date's numbers as they are on disk, where its pixels are the result's."""
+        assert self.reference is not None
+        source = self.stack.sources[self.reference]
+        read = getattr(source, "read_digital", None)
+        if read is None or not source.grid.same_as(self.stack.grid) or source.coding != self.stack.coding:
+            return encode(clear, seen, self.stack.coding)
+        numbers: NDArray[Any] = read(window, bands=self.stack.bands, grid=self.stack.grid)
+        return numbers

@@ -1,0 +1,106 @@
+"""One light for a whole scene: found from afar, reaching across holes that no tile can see over."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from sader.scenematch import SceneMatch, feather
+from sader.tiling import Window
+
+SIZE, FACTOR = 256, 4
+
+
+def scene() -> tuple[np.ndarray, np.ndarray]:
+    """Two dates (2, 3, 1024, 1024), the second in another light; the first under one large cloud; its mask."""
+    coarse = np.random.default_rng(0).uniform(0.05, 0.35, (3, SIZE // 4, SIZE // 4)).astype(np.float32)
+    land = np.kron(coarse, np.ones((16, 16), np.float32))
+    cloudy = np.stack([land, 0.8 * land + 0.03])
+    mask = np.zeros((2, 1024, 1024), bool)
+    mask[0, 200:900, 200:900] = True
+    cloudy[0][:, mask[0]] = 0.7
+    return cloudy, mask
+
+
+def look(array: np.ndarray) -> np.ndarray:
+    return array[..., FACTOR // 2 :: FACTOR, FACTOR // 2 :: FACTOR]
+
+
+@pytest.fixture(scope="module")
+def matched() -> tuple[np.ndarray, np.ndarray, SceneMatch]:
+    cloudy, mask = scene()
+    match = SceneMatch.fit(
+        look(cloudy), valid=np.ones((2, SIZE, SIZE), bool), cloud=look(mask).astype(np.float32), reference=0,
+        factor=FACTOR,
+    )  # fmt: skip
+    return cloudy, mask, match
+
+
+def test_the_other_date_gets_the_light_of_the_reference_even_where_that_is_hidden(matched):
+    cloudy, mask, match = matched
+    land = (cloudy[1] - 0.03) / 0.8
+    for window in (Window(0, 0, 128, 128), Window(300, 400, 256, 256)):
+        part = cloudy[:, :, *window.slices]
+        change = match.change(window, part)
+        before = np.abs(part[1] - land[:, *window.slices]).mean()
+        after = np.abs(part[1] + change[1] - land[:, *window.slices]).mean()
+        assert after < 0.15 * before
+        assert mask[0][window.slices].all() == (window.row > 0)
+
+
+def test_the_reference_is_not_touched(matched):
+    cloudy, _, match = matched
+    window = Window(100, 50, 64, 80)
+    assert not match.change(window, cloudy[:, :, *window.slices])[0].any()
+
+
+def test_a_window_is_a_part_of_the_whole(matched):
+    cloudy, _, match = matched
+    whole = match.change(Window(0, 0, 1024, 1024), cloudy)
+    for window in (Window(0, 0, 70, 50), Window(333, 801, 91, 223), Window(1000, 1000, 24, 24)):
+        part = match.change(window, cloudy[:, :, *window.slices])
+        np.testing.assert_allclose(part, whole[:, :, *window.slices], atol=2e-6)
+
+
+def test_dates_in_the_same_light_are_left_alone():
+    cloudy, mask = scene()
+    cloudy[1] = (cloudy[1] - 0.03) / 0.8
+    match = SceneMatch.fit(
+        look(cloudy), valid=np.ones((2, SIZE, SIZE), bool), cloud=look(mask).astype(np.float32), reference=0,
+        factor=FACTOR,
+    )  # fmt: skip
+    assert np.abs(match.change(Window(0, 0, 1024, 1024), cloudy)[1]).max() < 1e-4
+
+
+def test_without_a_reference_the_clearest_date_is_the_measure():
+    cloudy, mask = scene()
+    match = SceneMatch.fit(
+        look(cloudy), valid=np.ones((2, SIZE, SIZE), bool), cloud=look(mask).astype(np.float32), reference=None,
+        factor=FACTOR,
+    )  # fmt: skip
+    change = match.change(Window(0, 0, 100, 100), cloudy[:, :, :100, :100])
+    assert not change[1].any()
+    assert change[0].any()
+
+
+def test_what_nobody_saw_or_knows_does_no_harm():
+    cloudy, _ = scene()
+    valid = np.zeros((2, SIZE, SIZE), bool)
+    valid[1] = True
+    unknown = np.full((2, SIZE, SIZE), np.nan, np.float32)
+    match = SceneMatch.fit(look(cloudy), valid=valid, cloud=unknown, reference=0, factor=FACTOR)
+    assert np.abs(match.change(Window(0, 0, 64, 64), cloudy[:, :, :64, :64])).max() < 1e-6
+
+
+def test_feather_meets_the_clear_pixels_and_fades():
+    image = torch.full((1, 2, 200, 200), 0.2)
+    own = torch.full((1, 2, 200, 200), 0.21)
+    clear = torch.zeros(1, 200, 200, dtype=torch.bool)
+    clear[:, :, :20] = True
+    made = feather(image, own, clear)
+    assert (made[..., :20] - 0.21).abs().max() < 2e-3
+    assert (made[..., 20:24] - 0.21).abs().max() < 3e-3
+    assert (made[..., 120:] - 0.2).abs().max() < 1e-6
+    steps = made.diff(dim=-1).abs().max()
+    assert steps < 1e-3, "no edge around the clear pixels"
