@@ -22,8 +22,9 @@ LAYERS: list[tuple[str, tuple[str, ...]]] = [
     ("errors", ("errors", "_version", "bands")),
     ("model", ("model",)),
     ("method", ("diffusion", "losses", "sampling", "resampling", "metrics", "lpips", "complexity")),
-    ("run", ("config", "presets", "checkpoint", "inputs", "tiling", "pipeline", "data.series")),
-    ("data", ("data", "baselines", "picture", "geo.stack", "geo.raster")),
+    # The rivals are networks: checkpoints and the pipeline hold them as they hold SADER's own.
+    ("run", ("config", "presets", "checkpoint", "inputs", "tiling", "pipeline", "data.series", "baselines")),
+    ("data", ("data", "picture", "geo.stack", "geo.raster")),
     ("training", ("training",)),
     ("geo", ("geo",)),
     ("edges", ("evaluation", "report", "info", "demo", "cli", "data.commands", "viewer", "__main__")),

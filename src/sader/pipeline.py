@@ -18,14 +18,17 @@ import torch.nn.functional as F
 from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
 
+from sader.baselines.backend import check_rival_steps, rival_images
+from sader.baselines.protocol import Rival
+from sader.baselines.registry import find_config
 from sader.checkpoint import Checkpoint, build_model, find_checkpoint, load_checkpoint, shipped_guide
+from sader.config import ModelConfig, SamplingConfig
 from sader.data.series import to_model_range, to_reflectance
 from sader.errors import ConfigError
 from sader.inputs import PreparedSeries, parse_steps, prepare_series
 from sader.model.blocks import reflect_pad
 from sader.model.matching import match_dates
 from sader.model.mtcdn import MTCDN, Condition
-from sader.presets import get_preset
 from sader.sampling import Correction, NoiseSource, Solver, karras_sigmas, sample
 from sader.tiling import Blend, NoiseField, Progress, Ticks, Window, plan_windows
 
@@ -93,9 +96,16 @@ class CloudRemover:
         self.config = checkpoint.config
         self.card = checkpoint.card
         self.options = options or RemoverOptions()
-        self.denoiser = checkpoint.model.to(self.device).eval()
-        assert isinstance(self.denoiser.network, MTCDN)
-        self.network: MTCDN = self.denoiser.network
+        model = checkpoint.model.to(self.device).eval()
+        self.rival: Rival | None = None
+        """The network where it is not SADER's own; `denoiser` and `network` are SADER's and then not there."""
+        if isinstance(model, Rival):
+            self.rival = model
+            if (size := model.config.fixed_size) is not None:  # not the caller's to choose
+                self.options = replace(self.options, tile=size, overlap=min(self.options.overlap, size // 2))
+        else:
+            assert isinstance(model.network, MTCDN)
+            self.denoiser, self.network = model, model.network
 
     @classmethod
     def from_pretrained(cls, name_or_path: str | Path = DEFAULT_MODEL, **kwargs: Any) -> CloudRemover:
@@ -105,7 +115,7 @@ class CloudRemover:
     @classmethod
     def from_preset(cls, name: str, *, seed: int = 0, **kwargs: Any) -> CloudRemover:
         """Return an UNTRAINED remover of a preset, for tests and for counting; its weights are random."""
-        config = get_preset(name)
+        config = find_config(name)
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
             model = build_model(config)
@@ -115,6 +125,11 @@ class CloudRemover:
     def bands(self) -> tuple[str, ...]:
         """The bands the model works on, in its order."""
         return self.config.network.bands
+
+    @property
+    def has_cloud_head(self) -> bool:
+        """Whether the model can find clouds by itself."""
+        return self.rival is None and self.network.cloud_head is not None
 
     def __call__(
         self,
@@ -171,6 +186,8 @@ class CloudRemover:
         progress: called with (work done, work in all): each tile counts once for its dates and once per step.
         """
         count, resamplings = parse_steps(steps, self.config)
+        if self.rival is not None:
+            check_rival_steps(self.rival, steps, resamplings)
         if samples < 1:
             raise ConfigError(f"samples is {samples}; expected at least 1.")
         if seed < 0:
@@ -190,7 +207,7 @@ class CloudRemover:
         _, _, channels, height, width = padded.cloudy.shape
         windows = plan_windows(height, width, tile=self._tile(), overlap=self.options.overlap)
         dates = padded.cloudy.shape[1]
-        masks = self.network.cloud_head is not None and self.config.network.composite
+        masks = self.has_cloud_head and self.config.network.composite
         clear = Blend(channels, height, width, overlap=self.options.overlap)
         spreads = Blend(channels, height, width, overlap=self.options.overlap)
         cloud = Blend(dates, height, width, overlap=self.options.overlap) if masks else None
@@ -258,6 +275,16 @@ class CloudRemover:
         def each(x: Tensor) -> Tensor:
             return x.expand(len(windows), *x.shape[1:]).to(self.device)
 
+        if self.rival is not None:
+            with torch.inference_mode():
+                answers = rival_images(
+                    self.rival, windows, cloudy=cut(series.cloudy), valid=cut(series.valid), cloud=cut(series.cloud),
+                    reference=each(series.reference), days=None if series.days is None else each(series.days),
+                    aux=None if series.aux is None else cut(series.aux), steps=steps,
+                    seeds=[seed + 7919 * number for number in range(samples)],
+                )  # fmt: skip
+            ticks.add(len(windows) * (1 + steps * samples))
+            return to_reflectance(torch.stack(answers)).cpu().numpy(), None
         cloudy, valid = to_model_range(cut(series.cloudy)), cut(series.valid)
         used: Tensor | None = None
         with torch.inference_mode():
@@ -301,7 +328,7 @@ class CloudRemover:
         ticks: Ticks,
     ) -> Tensor:
         """Return the sampled images (tiles, C, h, w) in the model's range."""
-        diffusion = self.config.diffusion
+        diffusion = self.denoiser.config
         mean = condition.mean.float()
         field = NoiseField(seed)
 
@@ -323,15 +350,20 @@ class CloudRemover:
             callback=lambda step, image: ticks.add(len(windows)),
         )
 
+    @property
+    def _sampling(self) -> SamplingConfig:
+        assert isinstance(self.config, ModelConfig)
+        return self.config.sampling
+
     def _solver(self) -> Solver:
-        return "heun" if self.config.sampling.solver == "heun" else "euler"
+        return "heun" if self._sampling.solver == "heun" else "euler"
 
     def _correction(self, resamplings: int, condition: Condition) -> Correction | None:
         if resamplings == 0:
             return None
         from sader.resampling import Resampler, ResamplerConfig
 
-        config = ResamplerConfig(steps=resamplings, threshold=self.config.sampling.resample_threshold)
+        config = ResamplerConfig(steps=resamplings, threshold=self._sampling.resample_threshold)
         return Resampler(config, self._guide, present=condition.present)
 
     @cached_property
@@ -339,7 +371,7 @@ class CloudRemover:
         """The guide of the resampling, made once: every tile is judged by the same one."""
         from sader.model.guide import make_guide
 
-        name = self.options.guide or self.config.sampling.guide
+        name = self.options.guide or self._sampling.guide
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(0)  # a learned guide without weights starts at random
             return make_guide(name, bands=len(self.bands), weights=shipped_guide(name, self.bands))
