@@ -13,14 +13,16 @@ import os
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, overload
 
 import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 
 from sader.bands import BANDS_RGBN
-from sader.config import ModelConfig, from_dict, to_dict
+from sader.baselines.protocol import Rival, RivalModelConfig
+from sader.baselines.registry import AnyModelConfig, build_rival, model_from_dict
+from sader.config import ModelConfig, to_dict
 from sader.diffusion import Denoiser
 from sader.errors import CheckpointError, OutputError, did_you_mean
 from sader.model.mtcdn import MTCDN
@@ -35,21 +37,29 @@ CHECKSUM_FILE = "SHA256SUMS"
 class Checkpoint:
     """A model with what is known about it."""
 
-    model: Denoiser
-    config: ModelConfig
+    model: Denoiser | Rival
+    config: AnyModelConfig
     card: dict[str, Any] = field(default_factory=dict)
     """Training data, licence, command, commit, figures: free keys, plain values."""
 
 
-def build_model(config: ModelConfig) -> Denoiser:
-    """Return the untrained model that `config` describes."""
+@overload
+def build_model(config: ModelConfig) -> Denoiser: ...
+@overload
+def build_model(config: RivalModelConfig) -> Rival: ...
+@overload
+def build_model(config: AnyModelConfig) -> Denoiser | Rival: ...
+def build_model(config: AnyModelConfig) -> Denoiser | Rival:
+    """Return the untrained model that `config` describes: SADER's denoiser, or a rival system."""
+    if isinstance(config, RivalModelConfig):
+        return build_rival(config)
     return Denoiser(MTCDN(config.network), config.diffusion)
 
 
 def save_checkpoint(
     path: str | Path,
-    model: Denoiser,
-    config: ModelConfig,
+    model: Denoiser | Rival,
+    config: AnyModelConfig,
     *,
     card: dict[str, Any] | None = None,
     dtype: torch.dtype = torch.float32,
@@ -86,7 +96,7 @@ def load_checkpoint(path: str | Path) -> Checkpoint:
     """Return the checkpoint stored at `path`, in float32 on the CPU and in evaluation mode."""
     path = Path(path)
     header, tensors = _read(path)
-    config = from_dict(ModelConfig, header["config"], where=f"{path.name}: config")
+    config = model_from_dict(header["config"], where=f"{path.name}: config")
     model = build_model(config)
     wanted, found = model.state_dict(), tensors
     missing, extra = sorted(wanted.keys() - found.keys()), sorted(found.keys() - wanted.keys())

@@ -24,6 +24,7 @@ from sader.viewer.commands import register as register_viewer
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from sader.baselines.description import RivalInfo
     from sader.demo import DemoReport
     from sader.info import ModelEntry, ModelInfo
 
@@ -121,7 +122,9 @@ def _print_demo(report: DemoReport, console: Console) -> None:
 
 @app.command()
 def info(
-    model: Annotated[str | None, typer.Argument(help="A preset, shipped weights or a checkpoint file.")] = None,
+    model: Annotated[
+        str | None, typer.Argument(help="A preset, a rival system, shipped weights or a checkpoint file.")
+    ] = None,
     dates: Annotated[int, typer.Option(min=1, help="Dates T the cost is counted for.")] = 3,
     size: Annotated[int, typer.Option(min=1, help="Image height and width in pixels the cost is counted for.")] = 256,
     as_json: AsJson = False,
@@ -160,7 +163,7 @@ def _print_models(entries: list[ModelEntry]) -> None:
     console.print("More about one of them: sader info MODEL", highlight=False)
 
 
-def _print_model(details: ModelInfo) -> None:
+def _print_model(details: ModelInfo | RivalInfo) -> None:
     from rich.console import Console
     from rich.table import Table
 

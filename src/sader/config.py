@@ -38,6 +38,11 @@ class ModelConfig:
     diffusion: DiffusionConfig = field(default_factory=DiffusionConfig)
     sampling: SamplingConfig = field(default_factory=SamplingConfig)
 
+    @property
+    def default_steps(self) -> tuple[int, int]:
+        """Sampling steps and resamplings per step."""
+        return self.diffusion.steps, self.sampling.resample_steps
+
     def replace(self, **changes: Any) -> ModelConfig:
         """Return a copy; a dictionary given for a nested config changes only its keys."""
         full = {}

@@ -128,8 +128,9 @@ def run_demo(
     result = remover(scene.cloudy, **given, **extra, steps=steps, seed=seed, progress=progress)
     seconds = time.perf_counter() - started
 
-    images = {f"SADER{'' if trained else ' (untrained)'}": result}
-    if trained and remover.network.cloud_head is not None:
+    label = "SADER" if remover.rival is None else remover.config.name
+    images = {f"{label}{'' if trained else ' (untrained)'}": result}
+    if trained and remover.has_cloud_head:
         # Everyone above and below is told where the clouds are; a user seldom is.
         unaided = given | {"cloud_mask": None}
         images["SADER, own masks"] = remover(scene.cloudy, **unaided, **extra, steps=steps, seed=seed)

@@ -13,9 +13,12 @@ from typing import Any
 
 import torch
 
+from sader.baselines.description import RivalInfo, count_rival, describe_rival
+from sader.baselines.protocol import RivalModelConfig
+from sader.baselines.registry import RIVALS, AnyModelConfig, model_from_dict, rival_config
 from sader.checkpoint import find_checkpoint, read_header, shipped
 from sader.complexity import count_macs, count_parameters, on_meta
-from sader.config import ModelConfig, from_dict
+from sader.config import ModelConfig
 from sader.errors import ConfigError, did_you_mean
 from sader.model.guide import make_guide
 from sader.model.mtcdn import MTCDN, Condition
@@ -30,7 +33,7 @@ class ModelEntry:
 
     name: str
     kind: str
-    """"preset" or "weights"."""
+    """"preset", "rival" or "weights"."""
     trained: bool
     bands: tuple[str, ...]
     aux_bands: tuple[str, ...]
@@ -112,28 +115,34 @@ def _plain(value: Any) -> str:
 
 
 def list_models() -> list[ModelEntry]:
-    """Return the presets and the shipped weights."""
+    """Return the presets, the rival systems and the shipped weights."""
     entries = [_entry(name, "preset", get_preset(name)) for name in PRESETS]
+    entries += [_entry(name, "rival", rival_config(name)) for name in RIVALS]
     for name, path in shipped().items():
         entries.append(_entry(name, "weights", _config(path, read_header(path))))
     return entries
 
 
-def describe(name: str, *, dates: int = 3, size: int = 256) -> ModelInfo:
-    """Return the description of a preset, shipped weights, a checkpoint file or a hub repository.
+def describe(name: str, *, dates: int = 3, size: int = 256) -> ModelInfo | RivalInfo:
+    """Return the description of a preset, a rival system, shipped weights, a checkpoint file or a hub repository.
 
     dates, size: the case the cost is counted for, 1 to about 12 dates and any number of pixels.
     """
     card: dict[str, Any] = {}
+    config: AnyModelConfig
+    if name in RIVALS:
+        return describe_rival(rival_config(name), dates=dates, size=size)
     if name in PRESETS:
         config, kind = get_preset(name), "preset"
     else:
-        known = [*PRESETS, *shipped()]
+        known = [*PRESETS, *RIVALS, *shipped()]
         if name not in known and not Path(name).suffix and "/" not in name and not Path(name).is_file():
             raise ConfigError(f"unknown model {name!r}{did_you_mean(name, known)}")
         path = find_checkpoint(name)
         header = read_header(path)
         config, kind, card = _config(path, header), "weights", dict(header.get("card", {}))
+    if isinstance(config, RivalModelConfig):
+        return describe_rival(config, dates=dates, size=size, card=card)
     network = _without_values(config)
     how = {"steps": config.diffusion.steps, **asdict(config.sampling)}
     how |= {"sigma_max": config.diffusion.sigma_max, "sigma_min": config.diffusion.sigma_min}
@@ -199,16 +208,18 @@ def _without_values(config: ModelConfig) -> MTCDN:
         return MTCDN(config.network).eval()
 
 
-def _entry(name: str, kind: str, config: ModelConfig) -> ModelEntry:
+def _entry(name: str, kind: str, config: AnyModelConfig) -> ModelEntry:
     return ModelEntry(
         name=name,
         kind=kind,
         trained=kind == "weights",
         bands=config.network.bands,
         aux_bands=config.network.aux_bands,
-        parameters=count_parameters(_without_values(config)),
+        parameters=(
+            count_rival(config) if isinstance(config, RivalModelConfig) else count_parameters(_without_values(config))
+        ),
     )
 
 
-def _config(path: Path, header: dict[str, Any]) -> ModelConfig:
-    return from_dict(ModelConfig, header["config"], where=f"{path.name}: config")
+def _config(path: Path, header: dict[str, Any]) -> AnyModelConfig:
+    return model_from_dict(header["config"], where=f"{path.name}: config")

@@ -13,7 +13,8 @@ import torch
 from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
 
-from sader.config import ModelConfig
+from sader.baselines.protocol import RivalConfig
+from sader.baselines.registry import AnyModelConfig
 from sader.errors import BandError, ConfigError, ShapeError, ValueRangeError
 from sader.model.blocks import reflect_pad
 from sader.model.mtcdn import MTCDNConfig
@@ -66,10 +67,10 @@ class PreparedSeries:
         )
 
 
-def parse_steps(steps: int | str | None, config: ModelConfig) -> tuple[int, int]:
+def parse_steps(steps: int | str | None, config: AnyModelConfig) -> tuple[int, int]:
     """Return (steps, resamplings) from 4 or "4" (no resampling), "4+1", or None (the checkpoint's own)."""
     if steps is None:
-        return config.diffusion.steps, config.sampling.resample_steps
+        return config.default_steps
     if isinstance(steps, bool) or not isinstance(steps, int | np.integer | str):
         raise ConfigError(f"steps is {steps!r}; expected a number such as 4, or '4+1' for resampling.")
     count, plus, extra = str(steps).partition("+")
@@ -79,7 +80,7 @@ def parse_steps(steps: int | str | None, config: ModelConfig) -> tuple[int, int]
 
 
 def prepare_series(
-    network: MTCDNConfig,
+    network: MTCDNConfig | RivalConfig,
     cloudy: ArrayLike,
     *,
     reference: int | None,
@@ -143,7 +144,7 @@ def _number_array(values: ArrayLike, name: str) -> NDArray[np.float32]:
     return array.astype(np.float32, copy=False)
 
 
-def _band_positions(network: MTCDNConfig, count: int, bands: Sequence[str] | None) -> tuple[int, ...]:
+def _band_positions(network: MTCDNConfig | RivalConfig, count: int, bands: Sequence[str] | None) -> tuple[int, ...]:
     wanted = network.bands
     if bands is None:
         if count != len(wanted):
@@ -252,7 +253,9 @@ def _days(days: Sequence[float] | None, dates: int) -> Tensor | None:
     return torch.from_numpy(values - values.min())[None]
 
 
-def _aux(aux: ArrayLike | None, network: MTCDNConfig, shape: tuple[int, ...], seen: NDArray[np.bool_]) -> Tensor | None:
+def _aux(
+    aux: ArrayLike | None, network: MTCDNConfig | RivalConfig, shape: tuple[int, ...], seen: NDArray[np.bool_]
+) -> Tensor | None:
     if aux is None:
         return None
     if not network.aux_bands:

@@ -18,13 +18,17 @@ import torch.nn.functional as F
 from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
 
+from sader.baselines.backend import check_rival_steps, rival_images
+from sader.baselines.protocol import Rival
+from sader.baselines.registry import find_config
 from sader.checkpoint import Checkpoint, build_model, find_checkpoint, load_checkpoint, shipped_guide
+from sader.config import ModelConfig, SamplingConfig
 from sader.data.series import to_model_range, to_reflectance
+from sader.diffusion import Denoiser
 from sader.errors import ConfigError, ShapeError
 from sader.inputs import PreparedSeries, parse_steps, prepare_series
 from sader.model.matching import match_dates
 from sader.model.mtcdn import MTCDN, Condition
-from sader.presets import get_preset
 from sader.sampling import Correction, NoiseSource, Solver, karras_sigmas, sample
 from sader.scenematch import feather
 from sader.tiling import Blend, NoiseField, Progress, Ticks, Window, plan_windows
@@ -101,9 +105,16 @@ class CloudRemover:
         self.config = checkpoint.config
         self.card = checkpoint.card
         self.options = options or RemoverOptions()
-        self.denoiser = checkpoint.model.to(self.device).eval()
-        assert isinstance(self.denoiser.network, MTCDN)
-        self.network: MTCDN = self.denoiser.network
+        model = checkpoint.model.to(self.device).eval()
+        self.rival: Rival | None = None
+        """The network where it is not SADER's own; `denoiser` and `network` are SADER's and then not there."""
+        if isinstance(model, Rival):
+            self.rival = model
+            if (size := model.config.fixed_size) is not None:  # not the caller's to choose
+                self.options = replace(self.options, tile=size, overlap=min(self.options.overlap, size // 2))
+        else:
+            assert isinstance(model.network, MTCDN)
+            self.denoiser, self.network = model, model.network
 
     @classmethod
     def from_pretrained(cls, name_or_path: str | Path = DEFAULT_MODEL, **kwargs: Any) -> CloudRemover:
@@ -113,11 +124,16 @@ class CloudRemover:
     @classmethod
     def from_preset(cls, name: str, *, seed: int = 0, **kwargs: Any) -> CloudRemover:
         """Return an UNTRAINED remover of a preset, for tests and for counting; its weights are random."""
-        config = get_preset(name)
+        config = find_config(name)
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
             model = build_model(config)
         return cls(Checkpoint(model, config, {"trained": False}), **kwargs)
+
+    @property
+    def model(self) -> Denoiser | Rival:
+        """The network with all its weights, SADER's own or a rival's."""
+        return self.denoiser if self.rival is None else self.rival
 
     @property
     def states_error(self) -> bool:
@@ -128,6 +144,11 @@ class CloudRemover:
     def bands(self) -> tuple[str, ...]:
         """The bands the model works on, in its order."""
         return self.config.network.bands
+
+    @property
+    def has_cloud_head(self) -> bool:
+        """Whether the model can find clouds by itself."""
+        return self.rival is None and self.network.cloud_head is not None
 
     def __call__(
         self,
@@ -198,7 +219,7 @@ class CloudRemover:
         self._check_reference(series)
         dates, channels, height, width = series.cloudy.shape[1:]
         windows = plan_windows(height, width, tile=self._tile(), overlap=self.options.overlap)
-        masks = self.network.cloud_head is not None and self.config.network.composite
+        masks = self.has_cloud_head and self.config.network.composite
         clear = Blend(channels, height, width, overlap=self.options.overlap)
         spreads = Blend(channels, height, width, overlap=self.options.overlap)
         cloud = Blend(dates, height, width, overlap=self.options.overlap) if masks else None
@@ -333,7 +354,7 @@ class CloudRemover:
             bands=bands, part=True,
         )  # fmt: skip
         height, width = series.cloudy.shape[-2:]
-        if self.network.cloud_head is None:
+        if not self.has_cloud_head:
             return series.cloud[0].numpy()
         padded = series.padded(self.config.network.multiple)
         inputs = [padded.valid, padded.cloud, padded.band_present, padded.reference]
@@ -409,7 +430,10 @@ class CloudRemover:
             raise ConfigError(f"samples is {samples}; expected at least 1.")
         if seed < 0:
             raise ConfigError(f"seed is {seed}; expected a whole number from 0 on.")
-        return parse_steps(steps, self.config)
+        count, resamplings = parse_steps(steps, self.config)
+        if self.rival is not None:
+            check_rival_steps(self.rival, steps, resamplings)
+        return count, resamplings
 
     def _check_reference(self, series: PreparedSeries) -> None:
         """Refuse, before any work, a reference date whose clear pixels nobody can tell."""
@@ -446,8 +470,19 @@ class CloudRemover:
         def joined(name: str) -> Tensor:
             return torch.cat([getattr(tile, name) for tile in padded]).to(self.device)
 
-        cloudy, valid, band_present = to_model_range(joined("cloudy")), joined("valid"), joined("band_present")
         reference = joined("reference")
+        if self.rival is not None:
+            with torch.inference_mode():
+                answers = rival_images(
+                    self.rival, places, cloudy=joined("cloudy"), valid=joined("valid"), cloud=joined("cloud"),
+                    reference=reference, days=None if first.days is None else joined("days"),
+                    aux=None if first.aux is None else joined("aux"), steps=steps,
+                    seeds=[seed + 7919 * number for number in range(samples)],
+                )  # fmt: skip
+            ticks.add(len(windows) * (1 + steps * samples))
+            found = to_reflectance(torch.stack(answers))[..., :height, :width].cpu().numpy()
+            return [self._raw_tile(tile, found[:, index], None, None) for index, tile in enumerate(tiles)]
+        cloudy, valid, band_present = to_model_range(joined("cloudy")), joined("valid"), joined("band_present")
         used: Tensor | None = None
         shown: Tensor | None = None
         with torch.inference_mode():
@@ -551,7 +586,7 @@ class CloudRemover:
         ticks: Ticks,
     ) -> Tensor:
         """Return the sampled images (tiles, C, h, w) in the model's range."""
-        diffusion = self.config.diffusion
+        diffusion = self.denoiser.config
         mean = condition.mean.float()
         field = NoiseField(seed)
 
@@ -573,15 +608,20 @@ class CloudRemover:
             callback=lambda step, image: ticks.add(len(windows)),
         )
 
+    @property
+    def _sampling(self) -> SamplingConfig:
+        assert isinstance(self.config, ModelConfig)
+        return self.config.sampling
+
     def _solver(self) -> Solver:
-        return "heun" if self.config.sampling.solver == "heun" else "euler"
+        return "heun" if self._sampling.solver == "heun" else "euler"
 
     def _correction(self, resamplings: int, condition: Condition) -> Correction | None:
         if resamplings == 0:
             return None
         from sader.resampling import Resampler, ResamplerConfig
 
-        config = ResamplerConfig(steps=resamplings, threshold=self.config.sampling.resample_threshold)
+        config = ResamplerConfig(steps=resamplings, threshold=self._sampling.resample_threshold)
         return Resampler(config, self._guide, present=condition.present)
 
     @cached_property
@@ -589,7 +629,7 @@ class CloudRemover:
         """The guide of the resampling, made once: every tile is judged by the same one."""
         from sader.model.guide import make_guide
 
-        name = self.options.guide or self.config.sampling.guide
+        name = self.options.guide or self._sampling.guide
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(0)  # a learned guide without weights starts at random
             return make_guide(name, bands=len(self.bands), weights=shipped_guide(name, self.bands))

@@ -23,7 +23,15 @@ def pack(
     bands: Annotated[str, typer.Option(help="Bands to keep: rgbn, msi, or names B02,B03,...")] = "rgbn",
     level: Annotated[str | None, typer.Option(help="Processing level of the scenes: L1C or L2A.")] = None,
     step: Annotated[int, typer.Option(help="Counts between stored values, 1 to 64; reflectance 1 is 10000.")] = 4,
-    split: Annotated[str, typer.Option(help="all (folders train and val), train, val, or none.")] = "all",
+    split: Annotated[str, typer.Option(help="all (folders train and val), train, val, or none; with --dataset "
+                                            "also test.")] = "all",
+    dataset: Annotated[str | None, typer.Option(help="The source is this public dataset in its published layout: "
+                                                     "sen2_mtc_new, sen12mscrts, ... (sader data list).")] = None,
+    sampler: Annotated[str, typer.Option(help="With --dataset: leak_free or published.")] = "leak_free",
+    lists: Annotated[str | None, typer.Option(help="With --dataset: folder, frozen, hash, or a list file.")] = None,
+    partial: Annotated[bool, typer.Option("--partial", help="With --dataset: use the places on disk.")] = False,
+    coverage: Annotated[str, typer.Option(help="SEN12MS-CR-TS: auto, masks, rules or a table (sader data cover).")]
+    = "auto",
     clear: Annotated[bool, typer.Option("--clear", help="Observed pixels of unlabelled folders are clear.")] = False,
     assume: Annotated[str | None, typer.Option(help="Band names of files without descriptions: B02,B03,...")] = None,
     offset: Annotated[int, typer.Option(help="Added to counts; -1000 for baseline 04.00 and later.")] = 0,
@@ -31,17 +39,67 @@ def pack(
     eurosat_limit: Annotated[int | None, typer.Option(help="Keep so many mosaics of each EuroSAT class.")] = None,
 ) -> None:  # fmt: skip
     """Turn scenes into compact shards that need only NumPy to read."""
-    from sader.data.readers import MSI, RGBN, pack_sources
+    from sader.data.readers import MSI, RGBN, PackedSplit, SeriesRecord, pack_dataset, pack_sources
+    from sader.errors import ConfigError
 
     named = {"rgbn": RGBN, "msi": MSI}
     chosen = named.get(bands.lower()) or tuple(name.strip() for name in bands.split(","))
-    packed = pack_sources(
-        sources, out, bands=chosen, level=level, step=step, split=split, clear=clear, offset=offset,
-        assume=tuple(assume.split(",")) if assume else None, eurosat_step=eurosat_step, eurosat_limit=eurosat_limit,
-        progress=lambda record: typer.echo(f"  {record.source} {record.name} {record.dn.shape}", err=True),
-    )  # fmt: skip
-    for name, part in packed.items():
-        typer.echo(f"{out / name}: {part.records} series in {len(part.files)} shards, {part.size / 2**20:.2f} MiB")
+
+    def show(record: SeriesRecord) -> None:
+        typer.echo(f"  {record.source} {record.name} {record.dn.shape}", err=True)
+
+    packed: dict[str, PackedSplit] = {}
+    if dataset is not None:
+        from sader.data.datasets import DATASETS, open_dataset
+        from sader.data.public import ReadOptions
+
+        if len(sources) != 1:
+            raise ConfigError(f"{len(sources)} folders given; expected one of {dataset}. Pack each on its own.")
+        # "all" is never the test: whoever packs a test set says so.
+        known = DATASETS[dataset].splits if dataset in DATASETS else (split,)
+        parts = [name for name in known if name in ("train", "val")] if split == "all" else [split]
+        for part in parts or [split]:
+            options = ReadOptions(lists=lists, partial=partial, coverage=coverage)
+            series = open_dataset(sources[0], dataset=dataset, split=part, sampler=sampler, options=options)
+            packed |= pack_dataset(series, out, bands=chosen, step=step, progress=show)
+    else:
+        packed = pack_sources(
+            sources, out, bands=chosen, level=level, step=step, split=split, clear=clear, offset=offset,
+            assume=tuple(assume.split(",")) if assume else None, eurosat_step=eurosat_step,
+            eurosat_limit=eurosat_limit, progress=show,
+        )  # fmt: skip
+    for name, done in packed.items():
+        typer.echo(f"{out / name}: {done.records} series in {len(done.files)} shards, {done.size / 2**20:.2f} MiB")
+
+
+@app.command("list")
+def list_datasets() -> None:
+    """List the public datasets that can be read, with their splits and samplers."""
+    from sader.data.datasets import DATASETS
+
+    for name, kind in DATASETS.items():
+        typer.echo(f"{name}: {kind.about}")
+        typer.echo(f"  splits {', '.join(kind.splits)}; published protocol {kind.protocol}")
+        for sampler, meaning in kind.samplers.items():
+            typer.echo(f"  sampler {sampler}: {meaning}")
+
+
+@app.command()
+def cover(
+    folder: Annotated[Path, typer.Argument(help="Folder of SEN12MS-CR-TS.")],
+    out: Annotated[Path, typer.Option("--out", "-o", help="JSON to write; --coverage takes it.")],
+    split: Annotated[str, typer.Option(help="train, val, test or all.")] = "test",
+    dataset: Annotated[str, typer.Option(help="sen12mscrts or one of its regions.")] = "sen12mscrts",
+    source: Annotated[str, typer.Option(help="auto, masks (*_mask.npy beside the images) or rules.")] = "auto",
+    partial: Annotated[bool, typer.Option("--partial", help="Use the regions on disk.")] = False,
+) -> None:
+    """Write the cloud cover of every date of SEN12MS-CR-TS once, so that choosing dates reads no images."""
+    from sader.data.datasets import open_dataset
+    from sader.data.public import ReadOptions
+    from sader.data.sen12mscrts import coverage_table
+
+    series = open_dataset(folder, dataset=dataset, split=split, options=ReadOptions(partial=partial, coverage=source))
+    typer.echo(f"wrote {coverage_table(series, out)}: {len(series)} patches")
 
 
 @app.command()

@@ -22,12 +22,23 @@ REAL, PAPER, SINGLE = 0, 1, 2
 Judge = Callable[[np.ndarray, np.ndarray], tuple[np.ndarray, np.ndarray]]
 
 
+PUBLIC_SOURCES = (
+    "sen2_mtc_new", "sen2_mtc_old", "sen12mscrts", "sen12mscrts_africa", "sen12mscrts_america", "sen12mscrts_ea",
+    "sen12mscrts_ea_published", "sen12mscrts_asia_west", "sen12mscrts_europa", "rice1", "rice2", "cuhk_cr1", "cuhk_cr2",
+    "allclear",
+)  # fmt: skip
+"""Public datasets that `sader data pack --dataset` writes; each weighs as much as a user's own folder."""
+
+
 def _default_real() -> dict[str, float]:
-    return {"cloudsen12": 0.62, "rondonia": 0.26, "sen12mscr": 0.12, "folder": 0.6}
+    public = dict.fromkeys(PUBLIC_SOURCES, 0.6)
+    return {"cloudsen12": 0.62, "rondonia": 0.26, "sen12mscr": 0.12, "folder": 0.6, **public}
 
 
 def _default_single() -> dict[str, float]:
-    return {"eurosat": 0.3, "cloudsen12": 0.25, "rondonia": 0.15, "sen12mscr": 0.3, "folder": 0.3, "synthetic": 0.15}
+    public = dict.fromkeys(PUBLIC_SOURCES, 0.3)
+    mixed = {"eurosat": 0.3, "cloudsen12": 0.25, "rondonia": 0.15, "sen12mscr": 0.3, "folder": 0.3, "synthetic": 0.15}
+    return {**mixed, **public}
 
 
 @dataclass(frozen=True)

@@ -19,6 +19,7 @@ from typing import Any
 
 import numpy as np
 
+from sader.data.public import PublicDataset
 from sader.data.series import CLEAR, UNKNOWN
 from sader.data.shards import DEFAULT_STEP, SeriesRecord, ShardWriter, split_of
 from sader.errors import BandError, ConfigError, DataError, did_you_mean, require
@@ -397,6 +398,33 @@ def pack_sources(
     if not packed:
         raise DataError(f"nothing of {', '.join(map(str, sources))} belongs to split {split}. Try --split none.")
     return packed
+
+
+def pack_dataset(
+    dataset: PublicDataset,
+    out: str | Path,
+    *,
+    bands: Sequence[str] | None = None,
+    step: int = DEFAULT_STEP,
+    progress: Callable[[SeriesRecord], None] | None = None,
+) -> dict[str, PackedSplit]:
+    """Write one split of a public dataset as shards under `out`/SPLIT, and return what was written.
+
+    Each record is the dataset's own task: the target first and labelled clear, then the cloudy inputs. `bands`: those
+    to keep of the dataset's, None all. Shards of an earlier run of the same are replaced.
+    """
+    split = dataset.request.split
+    writer = ShardWriter(Path(out) / split, dataset.request.name, step=step)
+    for record in dataset.records(bands):
+        writer.add(record)
+        if progress:
+            progress(record)
+    writer.flush()
+    for old in writer.folder.glob(f"{writer.name}-[0-9][0-9][0-9].shard"):
+        if old not in writer.files:  # of an earlier, longer run: they would be trained on as well
+            old.unlink()
+    size = sum(file.stat().st_size for file in writer.files)
+    return {split: PackedSplit(tuple(writer.files), writer.records, size)}
 
 
 def _parse(source: str | Path) -> tuple[str, Path]:

@@ -40,7 +40,7 @@ class SeriesRecord:
     name: str
     """Unique within its source, such as place_03."""
     source: str
-    """Which reader made it: cloudsen12, rondonia, sen12mscr, eurosat, folder."""
+    """Which reader made it: cloudsen12, rondonia, sen12mscr, eurosat, folder, or a name of `datasets.DATASETS`."""
     bands: tuple[str, ...]
     """Names of the C bands."""
     labels: np.ndarray | None = None
@@ -74,12 +74,14 @@ class SeriesRecord:
 
 
 def split_of(record: SeriesRecord) -> str:
-    """Return "train" or "val", from the record's source and group alone.
+    """Return "train" or "val" (or "test", of a public dataset), from what the record says of itself alone.
 
-    cloudsen12 follows its folders; rondonia is split in space (west trains, a strip in the east validates, a gap lies
-    between); sen12mscr holds out whole regions; of eurosat every 20th mosaic and of a user's folders about every
-    tenth group validates.
+    A public dataset follows its lists; cloudsen12 follows its folders; rondonia is split in space (west trains, a strip
+    in the east validates, a gap lies between); sen12mscr holds out whole regions; of eurosat every 20th mosaic and of
+    a user's folders about every tenth group validates.
     """
+    if record.extra.get("split") in ("train", "val", "test"):  # public datasets have splits of their own
+        return str(record.extra["split"])
     if record.source == "cloudsen12":
         return "val" if "/val" in f"/{record.group}" else "train"
     if record.source == "sen12mscr":

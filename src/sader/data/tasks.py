@@ -57,6 +57,23 @@ class Item:
     """Days since the first date of the series."""
     bands: tuple[str, ...]
     """Names of the C bands."""
+    aux: np.ndarray | None = None
+    """float32 (T, A, H, W), bands that only help and are not scored."""
+    aux_bands: tuple[str, ...] = ()
+    """Names of the A auxiliary bands."""
+
+    def with_aux(self, bands: Sequence[str]) -> Item:
+        """Return the item with only `bands` to be scored; the other bands of the dates become auxiliary ones."""
+        kept = [self.bands.index(band) for band in bands]
+        rest = [index for index in range(len(self.bands)) if index not in kept]
+        return replace(
+            self,
+            cloudy=self.cloudy[:, kept],
+            clear=self.clear[kept],
+            bands=tuple(bands),
+            aux=self.cloudy[:, rest] if rest else None,
+            aux_bands=tuple(self.bands[index] for index in rest),
+        )
 
     @property
     def cover(self) -> float:
@@ -106,10 +123,21 @@ def paper_task(
 ) -> Iterator[Item]:
     """Yield the paper's task: a clear date is the target, each choice of `inputs` other dates the input.
 
-    Scored where the target is clear and some input observed. Only records with labelled clouds; `limit`: items per
-    place, chosen by `seed`.
+    Scored where the target is clear and some input observed. Only records with labelled clouds, and those of public
+    datasets, which name their target: all their other dates are then the input. `limit`: items per place, chosen by
+    `seed`.
     """
-    for place in read_frames(records, bands):
+    own: list[tuple[SeriesRecord, int]] = []
+    rest: list[SeriesRecord] = []
+    for record in records:
+        if isinstance(target := record.extra.get("target"), int):
+            own.append((record, target))
+        else:
+            rest.append(record)
+    for record, target in own:
+        for place in read_frames([record], bands, cut=False):
+            yield _given_target(place, target)
+    for place in read_frames(rest, bands) if rest or not own else ():
         if place.has_clouds:
             yield from _capped(_other_dates(place, inputs), limit, seed, place.name)
 
@@ -293,6 +321,29 @@ def _other_dates(place: Frames, inputs: int) -> Iterator[Item]:
                 bands=place.bands,
             )
             yield from _cropped(item, place.valid[target])
+
+
+def _given_target(place: Frames, target: int) -> Item:
+    """Return the item of a record of a public dataset; the masks are estimated from the inputs alone."""
+    used = [date for date in place.dates if date != target]
+    images, valid = place.images[used], place.valid[used]
+    masks = np.zeros(valid.shape, bool)
+    if all(band in place.bands for band in ("B02", "B03", "B04")):
+        masks = estimate_cloud_mask(images, place.bands, valid=valid)
+    return Item(
+        name=place.name,
+        group=place.group,
+        task="paper",
+        cloudy=images,
+        clear=place.images[target],
+        scored=place.clear(target) & valid.any(0),
+        cloud_mask=masks,
+        label_known=False,
+        valid=valid,
+        reference=None,
+        days=None if place.days is None else tuple(place.days[date] for date in used),
+        bands=place.bands,
+    )
 
 
 # ---------------------------------------------------------------- simulated clouds

@@ -24,7 +24,13 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--samples", type=int, default=1)
     parser.add_argument("--dates", type=int, default=None)
     parser.add_argument("--limit", type=int, default=None, help="items per place")
-    parser.add_argument("--split", default="val", choices=("val", "train", "all"))
+    parser.add_argument("--split", default="val", choices=("val", "train", "all", "test"))
+    parser.add_argument("--dataset", default=None, help="--data is this public dataset (sader data list)")
+    parser.add_argument("--sampler", default="leak_free")
+    parser.add_argument("--protocol", default=None, help="mtc_stretch beside reflectance, or reflectance alone")
+    parser.add_argument("--lists", default=None, help="folder, frozen, hash, or a list file")
+    parser.add_argument("--partial", action="store_true", help="use the places on disk")
+    parser.add_argument("--coverage", default="auto", help="SEN12MS-CR-TS: auto, masks, rules or a table")
     parser.add_argument("--clouds", nargs="*", type=Path, default=[], help="labelled places to take clouds from")
     parser.add_argument("--lpips", action=argparse.BooleanOptionalAction, default=None)
     parser.add_argument("--rules", action="store_true", help="also classical methods with rule-based masks")
@@ -45,7 +51,7 @@ def main(arguments: list[str] | None = None) -> int:
     if as_json:
         print(json.dumps({**result.facts, **result.summary.as_dict()}, indent=2))
     else:
-        print(markdown(result.summary, title=request.task))
+        print(markdown(result.summary, title=request.dataset or request.task))
     return 0
 
 

@@ -23,7 +23,21 @@ def register(app: Any) -> None:
         samples: Annotated[int, typer.Option(min=1, help="Results averaged; from 2 on the spread is scored.")] = 1,
         dates: Annotated[int | None, typer.Option(min=1, help="Only so many dates of each item.")] = None,
         limit: Annotated[int | None, typer.Option(min=1, help="Items per place.")] = None,
-        split: Annotated[str, typer.Option(help="Part of the known datasets: val, train or all.")] = "val",
+        split: Annotated[
+            str, typer.Option(help="Part of the known datasets: val, train or all; with --dataset also test.")
+        ] = "val",
+        dataset: Annotated[
+            str | None, typer.Option(help="--data is this public dataset: sen2_mtc_new, ... (sader data list).")
+        ] = None,
+        sampler: Annotated[str, typer.Option(help="With --dataset: leak_free or published.")] = "leak_free",
+        protocol: Annotated[
+            str | None, typer.Option(help="With --dataset: mtc_stretch beside reflectance, or reflectance alone.")
+        ] = None,
+        lists: Annotated[str | None, typer.Option(help="With --dataset: folder, frozen, hash, or a list file.")] = None,
+        partial: Annotated[bool, typer.Option("--partial", help="With --dataset: use the places on disk.")] = False,
+        coverage: Annotated[
+            str, typer.Option(help="SEN12MS-CR-TS: cloud cover by auto, masks, rules or a table (sader data cover).")
+        ] = "auto",
         clouds: Annotated[
             list[Path] | None, typer.Option("--clouds", help="Labelled places to take clouds from.")
         ] = None,
@@ -40,13 +54,15 @@ def register(app: Any) -> None:
 
         request = EvaluationRequest(
             models=tuple(models), data=tuple(data), task=task, mask=mask, steps=steps, samples=samples, dates=dates,
-            limit=limit, split=split, clouds=tuple(clouds or ()), lpips=lpips, rules=rules, pictures=pictures, out=out,
+            limit=limit, split=split, dataset=dataset, sampler=sampler, protocol=protocol, lists=lists, partial=partial,
+            coverage=coverage,
+            clouds=tuple(clouds or ()), lpips=lpips, rules=rules, pictures=pictures, out=out,
             seed=seed,
         )  # fmt: skip
         result = run_evaluation(request, lambda done, name: typer.echo(f"{done:4d} {name}", err=True))
         if as_json:
             print(json.dumps({**result.facts, **result.summary.as_dict()}, indent=2))
             return
-        print(markdown(result.summary, title=task))
+        print(markdown(result.summary, title=f"{dataset} {split}, sampler {sampler}" if dataset else task))
         for path in result.files:
             typer.echo(f"wrote {path}", err=True)

@@ -88,22 +88,47 @@ class RemoverMethod:
     def __call__(self, item: Item) -> np.ndarray:
         return self.predict(item).clear
 
+    def _aux(self, item: Item) -> np.ndarray | None:
+        """Return the auxiliary bands the model wants (T, A, H, W); None where it wants none or the item lacks one."""
+        if item.aux is None:
+            return None
+        wanted = self.remover.config.network.aux_bands
+        if not wanted or not set(wanted) <= set(item.aux_bands):
+            return None
+        return item.aux[:, [item.aux_bands.index(band) for band in wanted]]
+
     def predict(self, item: Item) -> Removal:
         """Return the whole result, with the masks used and the spread."""
         reference = item.reference
         if reference is None and self.reference == "auto":
             reference = int((item.valid & ~item.cloud_mask).sum((1, 2)).argmax())
-        return self.remover.predict(
-            item.cloudy,
+        cloudy, bands = self._own_bands(item)
+        result = self.remover.predict(
+            cloudy,
             reference=reference,
             cloud_mask=None if self.mask == "own" else given_masks(item, self.mask),
             days=item.days,
+            aux=self._aux(item),
             valid=item.valid,
-            bands=item.bands,
+            bands=bands,
             steps=self.steps,
             samples=self.samples,
             seed=self.seed,
         )
+        count = len(item.bands)
+        if len(bands) == count:
+            return result
+        return replace(  # what is scored comes first
+            result, clear=result.clear[:count], spread=None if result.spread is None else result.spread[:count]
+        )
+
+    def _own_bands(self, item: Item) -> tuple[np.ndarray, tuple[str, ...]]:
+        """Return the dates (T, C, H, W) and their bands: the scored ones, then all others the model works on."""
+        if item.aux is None:
+            return item.cloudy, item.bands
+        own = [band for band in item.aux_bands if band in self.remover.bands]
+        rest = item.aux[:, [item.aux_bands.index(band) for band in own]]
+        return np.concatenate([item.cloudy, rest], axis=1), (*item.bands, *own)
 
 
 def classical_methods(mask: str = "true", names: Sequence[str] = STANDARD) -> dict[str, Method]:

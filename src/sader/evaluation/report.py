@@ -76,10 +76,15 @@ def write_panels(
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise OutputError(f"cannot make {folder}: {error.strerror or error}. Choose another --out.") from error
-    by_name = {item.name: item for item in items}
+    extremes = extreme_items(rows, shown, count=count)
+    wanted = [name for names in extremes.values() for name in names]
+    # A public dataset reads its items from disk: take those few, not all.
+    named = getattr(items, "named", None)
+    found = named(wanted) if named else [item for item in items if item.name in wanted]
+    by_name = {item.name: item for item in found}
     values = {(row.item, row.method): row.scores for row in rows}
     paths = []
-    for kind, names in extreme_items(rows, shown, count=count).items():
+    for kind, names in extremes.items():
         for number, name in enumerate(names, 1):
             item = by_name[name]
             result = np.where(item.valid.any(0), methods[shown](item), np.nan)

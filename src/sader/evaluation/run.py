@@ -7,6 +7,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from sader.data.datasets import DatasetItems, open_dataset
+from sader.data.public import PublicDataset, ReadOptions
 from sader.data.shards import SUFFIX, SeriesRecord, read_shards, split_of
 from sader.data.tasks import Item, clean_this_date, paper_task, simulated, with_dates
 from sader.errors import ConfigError, DataError, did_you_mean
@@ -41,7 +43,20 @@ class EvaluationRequest:
     limit: int | None = None
     """Items per place."""
     split: str = "val"
-    """Which part of the known datasets: val, train or all. A user's own folder is always used whole."""
+    """Which part of the known datasets: val, train or all; with `dataset` also test. A user's own folder is always used
+    whole."""
+    dataset: str | None = None
+    """The data is this public dataset in its published layout (a name of `datasets.DATASETS`); the task is its own."""
+    sampler: str = "leak_free"
+    """With `dataset`: leak_free or published."""
+    protocol: str | None = None
+    """With `dataset`: mtc_stretch puts the published figures beside reflectance; None = as the dataset is published."""
+    lists: str | None = None
+    """With `dataset`: where its split lists come from: folder, frozen, hash or the path of a list."""
+    partial: bool = False
+    """With `dataset`: use the places on disk where some of the split are missing."""
+    coverage: str = "auto"
+    """With SEN12MS-CR-TS: where the cloud cover of the dates comes from: auto, masks, rules or a table."""
     clouds: tuple[Path, ...] = ()
     """Labelled places whose clouds are pasted into data without labels; default: those among `data`."""
     lpips: bool | None = None
@@ -70,10 +85,19 @@ def run_evaluation(request: EvaluationRequest, progress: Progress | None = None)
     for value, known, what in ((request.task, TASKS, "task"), (request.mask, MASKS, "mask")):
         if value not in known:
             raise ConfigError(f"unknown {what} {value!r}{did_you_mean(value, known)}")
+    dataset = None if request.dataset is None else open_requested(request)
     models = {name: _model(name, request) for name in request.models}
-    records = list(load_records(request.data, split=request.split))
-    bands = _bands(models)
-    items = list(_items(request, records, bands))
+    records = [] if dataset is not None else list(load_records(request.data, split=request.split))
+    bands, others = _bands(models), _other_bands(models, records)
+    items: Sequence[Item]
+    if dataset is not None:
+        items = DatasetItems(dataset, bands, others)
+        if request.dates is not None and len(items[0].cloudy) > request.dates:
+            items = list(with_dates(items, request.dates, seed=request.seed))
+    else:
+        items = list(_items(request, records, None if bands is None else (*bands, *others)))
+        if bands is not None and others:
+            items = [item.with_aux(bands) for item in items]
     if not items:
         raise DataError(
             f"the data gives no item for task {request.task}; it needs dates that are clear on half of the frame. "
@@ -86,25 +110,30 @@ def run_evaluation(request: EvaluationRequest, progress: Progress | None = None)
     methods |= {_label(name, request): method for name, method in models.items()}
     with_lpips = _lpips_installed() if request.lpips is None else request.lpips
     metrics = [*DEFAULT_METRICS, "lpips"] if with_lpips else list(DEFAULT_METRICS)
-    rows = score_items(items, methods, metrics, progress)
+    protocol = "reflectance" if dataset is None else dataset.request.protocol
+    rows = score_items(items, methods, metrics, progress, protocol=protocol)
     summary = summarise(rows, seed=request.seed)
 
     facts: dict[str, object] = {
         "task": request.task, "mask": request.mask, "steps": request.steps, "samples": request.samples,
         "data": [path.name for path in request.data], "split": request.split,
     }  # fmt: skip
+    title = f"{request.task}, masks of the models: {request.mask}"
+    if dataset is not None:
+        masks = "the dataset's" if items[0].label_known else "estimated by rules from the inputs"
+        facts |= {"task": "paper", **dataset.facts, "masks": masks}
+        title = f"{request.dataset} {request.split}, sampler {request.sampler}, masks of the models: {request.mask}"
     labelled = [record for record in records if record.source == "cloudsen12"]
     for name, method in models.items():
         if not isinstance(method, RemoverMethod):
             continue
-        if labelled and method.remover.network.cloud_head is not None:
+        if labelled and method.remover.has_cloud_head:
             scores = [each.as_dict() for each in evaluate_cloud_head(method.remover, labelled)]
             facts[f"cloud head of {name}"] = scores
         if request.samples > 1 or method.remover.states_error:
             facts[f"calibration of {name}"] = asdict(calibration(method, items))
     files = []
     if request.out is not None:
-        title = f"{request.task}, masks of the models: {request.mask}"
         files = write_report(request.out, rows, summary, title=title, facts=facts)
         for name in request.models:
             if request.pictures:
@@ -113,6 +142,21 @@ def run_evaluation(request: EvaluationRequest, progress: Progress | None = None)
                     shown=_label(name, request), rival=summary.best_classical, count=request.pictures,
                 )  # fmt: skip
     return EvaluationResult(rows, summary, facts, files)
+
+
+def open_requested(request: EvaluationRequest) -> PublicDataset:
+    """Return the public dataset of the request, `limit` series of each place."""
+    if len(request.data) != 1:
+        raise ConfigError(f"{len(request.data)} folders given; expected one of {request.dataset}. Give --data once.")
+    if request.task == "simulated":
+        raise ConfigError("task simulated with a public dataset; expected its own task. Leave out --task or --dataset.")
+    options = ReadOptions(
+        lists=request.lists, partial=request.partial, inputs=request.dates or 3, coverage=request.coverage
+    )
+    return open_dataset(
+        request.data[0], dataset=request.dataset, split=request.split, sampler=request.sampler,
+        protocol=request.protocol, options=options,
+    ).limited(request.limit, seed=request.seed)  # fmt: skip
 
 
 def load_records(where: Sequence[Path | str], *, split: str = "val") -> Iterator[SeriesRecord]:
@@ -178,6 +222,14 @@ def _bands(models: dict[str, Method]) -> tuple[str, ...] | None:
     if not asked:
         return None
     return tuple(band for band in asked[0] if all(band in bands for bands in asked))
+
+
+def _other_bands(models: dict[str, Method], records: Sequence[SeriesRecord]) -> tuple[str, ...]:
+    """Return the bands that only some models look at and that all records have: given to those, scored for none."""
+    removers = [method.remover for method in models.values() if isinstance(method, RemoverMethod)]
+    wanted = dict.fromkeys(b for remover in removers for b in (*remover.bands, *remover.config.network.aux_bands))
+    shared = _bands(models) or ()
+    return tuple(b for b in wanted if b not in shared and all(b in record.bands for record in records))
 
 
 def _lpips_installed() -> bool:

@@ -24,7 +24,9 @@ Progress = Callable[[int, str], None]
 """Called with the number of items done and the name of the one that follows."""
 
 DEFAULT_METRICS = ("psnr", "psnr_unbiased", "ssim", "sam", "rmse", "mae", "sharpness")
-LOWER_IS_BETTER = frozenset({"sam", "rmse", "mae", "lpips", "seconds", "clear_mae"})
+PUBLISHED_METRICS = ("psnr", "ssim", "lpips")
+"""What the published Sen2_MTC tables give, under `mtc_stretch`."""
+LOWER_IS_BETTER = frozenset({"sam", "rmse", "mae", "lpips", "seconds", "clear_mae", "mtc_lpips"})
 
 
 @dataclass(frozen=True)
@@ -50,8 +52,13 @@ def score_items(
     methods: Mapping[str, Method],
     metrics: Sequence[str] = DEFAULT_METRICS,
     progress: Progress | None = None,
+    *,
+    protocol: str = "reflectance",
 ) -> list[Row]:
-    """Return one row per item and method, in that order."""
+    """Return one row per item and method, in that order.
+
+    `protocol` "mtc_stretch" adds the published figures of Sen2_MTC beside plain reflectance: mtc_psnr and so on.
+    """
     known = [*METRICS, "lpips"]
     for name in metrics:
         if name not in known:
@@ -67,6 +74,8 @@ def score_items(
             image = method(item)
             seconds = time.perf_counter() - started
             scores = score(item, image, metrics, method=name)
+            if protocol == "mtc_stretch":
+                scores |= stretched_scores(item, image, lpips="lpips" in metrics)
             rows.append(
                 Row(
                     item=item.name,
@@ -105,6 +114,21 @@ def score(
     if "lpips" in metrics:
         scores["lpips"] = _lpips(item, prediction, target, mask)
     return {name: scores[name] for name in metrics}
+
+
+def stretched_scores(item: Item, image: np.ndarray, *, lpips: bool = False) -> dict[str, float]:
+    """Return mtc_psnr, mtc_ssim and mtc_lpips: the protocol `mtc_stretch`, over the whole image as published.
+
+    Pixels no method can know (not finite) count as black; the stretch cuts the image to [0, 1] itself.
+    """
+    wanted = [name for name in PUBLISHED_METRICS if name != "lpips" or lpips]
+    if min(item.scored.shape) < SMALLEST_SIDE and lpips:
+        wanted.remove("lpips")
+    images = (torch.from_numpy(np.nan_to_num(x.astype(np.float32)))[None] for x in (image, item.clear))
+    with torch.no_grad():
+        values = evaluate(*images, protocol="mtc_stretch", metrics=wanted, rgb=rgb_indices(item.bands))
+    scores = {name: float(values[name]) if name in values else float("nan") for name in PUBLISHED_METRICS}
+    return {f"mtc_{name}": value for name, value in scores.items() if name != "lpips" or lpips}
 
 
 def _lpips(item: Item, prediction: torch.Tensor, target: torch.Tensor, mask: torch.Tensor) -> float:

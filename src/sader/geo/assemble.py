@@ -10,6 +10,7 @@ import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from sader.baselines.protocol import RivalConfig
 from sader.errors import BandError, ConfigError, DataError, require
 from sader.geo.look import check_overlap
 from sader.geo.raster import crs_text, grid_of, opened, reading
@@ -21,7 +22,7 @@ Notice = Callable[[str], None]
 
 def build_stack(
     sources: Sequence[DateSource],
-    network: MTCDNConfig,
+    network: MTCDNConfig | RivalConfig,
     *,
     bands: Sequence[str] | None = None,
     grid: str | Path | Grid | None = None,
@@ -63,7 +64,7 @@ def build_stack(
 
 
 def common_bands(
-    sources: Sequence[DateSource], network: MTCDNConfig, bands: Sequence[str] | None, said: Notice
+    sources: Sequence[DateSource], network: MTCDNConfig | RivalConfig, bands: Sequence[str] | None, said: Notice
 ) -> tuple[str, ...]:
     """Return the bands to work on, in the first date's order; warn about each that is left out."""
     first = sources[0]

@@ -308,7 +308,7 @@ class SceneJob:
 def model_checksum(remover: CloudRemover) -> str:
     """Return the SHA-256 of all weights."""
     digest = hashlib.sha256()
-    for name, value in sorted(remover.denoiser.state_dict().items()):
+    for name, value in sorted(remover.model.state_dict().items()):
         digest.update(name.encode())
         digest.update(value.detach().cpu().contiguous().numpy().tobytes())
     return digest.hexdigest()

@@ -210,7 +210,7 @@ def retiled(remover: CloudRemover, options: SceneOptions) -> CloudRemover:
         changes["overlap"] = min(remover.options.overlap, options.tile // 4)
     if not changes:
         return remover
-    made = Checkpoint(remover.denoiser, remover.config, remover.card)
+    made = Checkpoint(remover.model, remover.config, remover.card)
     return CloudRemover(made, device=remover.device, options=replace(remover.options, **changes))
 
 

@@ -9,10 +9,11 @@ from typing import Any, Literal
 
 import yaml
 
+from sader.baselines.protocol import RivalModelConfig
+from sader.baselines.registry import AnyModelConfig, find_config, get_system, model_from_dict
 from sader.config import ModelConfig, merge, parse_override, to_dict
 from sader.data.plan import MakerSettings
 from sader.errors import ConfigError, TrainingError
-from sader.presets import get_preset
 from sader.training.objective import ObjectiveConfig
 
 
@@ -34,12 +35,18 @@ class TrainConfig:
     """Date slots T of a batch; the batch maker leaves some empty."""
     crop: int = 128
     """Pixels along a side of a crop."""
+    optimizer: Literal["muon", "adam", "adamw"] = "muon"
+    """"muon": Muon for hidden matrices and AdamW for the rest (SADER); "adam" and "adamw" for everything (rivals)."""
     muon_lr: float = 1e-3
     """Peak rate of hidden matrices; 1e-3 Sen2_MTC_New, 1e-4 SEN12MS-CR-TS."""
     adam_lr: float = 3e-4
     """Peak rate of all other parameters."""
+    betas: tuple[float, float] = (0.9, 0.95)
+    """Decays of Adam's running means; (0.5, 0.999) is the pix2pix family's."""
     weight_decay: float = 0.0
-    """Of hidden matrices, per unit of learning rate."""
+    """Per unit of learning rate; with Muon of hidden matrices alone."""
+    schedule: Literal["cosine", "linear", "constant"] = "cosine"
+    """After the warm-up: cosine to 1 %, constant for half of the run and then linear to 0, or constant."""
     warmup: float = 0.02
     """Share of the run in which the rate rises linearly; 0.01 is the paper's 500 of 50,000 steps."""
     clip: float = 1.0
@@ -105,7 +112,7 @@ class DataConfig:
 class RunConfig:
     """A whole training run."""
 
-    model: ModelConfig = field(default_factory=ModelConfig)
+    model: AnyModelConfig = field(default_factory=ModelConfig)
     train: TrainConfig = field(default_factory=TrainConfig)
     objective: ObjectiveConfig = field(default_factory=ObjectiveConfig)
     data: DataConfig = field(default_factory=DataConfig)
@@ -121,27 +128,37 @@ FREE_KEYS = frozenset(
 """What may change when a run goes on: none of it changes the weights."""
 
 
-def resolve(base: str | Path | ModelConfig, overrides: Iterable[str] = ()) -> RunConfig:
-    """Return the run config of a preset name, or of a YAML file with `base:`, with "a.b=value" overrides on top.
+def resolve(base: str | Path | AnyModelConfig, overrides: Iterable[str] = ()) -> RunConfig:
+    """Return the run config of a preset or rival system, or of a YAML file with `base:`, with overrides on top.
 
-    A YAML file holds `base: PRESET` (optional) and any of model, train, objective, data with the changed keys.
+    A YAML file holds `base: NAME` (optional) and any of model, train, objective, data with the changed keys. Overrides
+    are written "a.b=value".
     """
     changes: dict[str, Any] = {}
-    if isinstance(base, ModelConfig):
+    if isinstance(base, ModelConfig | RivalModelConfig):
         model = base
     elif str(base).endswith((".yaml", ".yml")):
         changes = read_yaml(Path(base))
-        model = get_preset(changes.pop("base")) if "base" in changes else ModelConfig()
+        model = find_config(changes.pop("base")) if "base" in changes else ModelConfig()
     else:
-        model = get_preset(str(base))
+        model = find_config(str(base))
     for text in overrides:
         changes = _joined(changes, parse_override(text))
-    return merged(RunConfig(model=model), changes)
+    return merged(RunConfig(model=model, train=recipe(model)), changes)
+
+
+def recipe(model: AnyModelConfig) -> TrainConfig:
+    """Return how a model is trained unless told otherwise: a rival brings its published settings."""
+    return TrainConfig(**get_system(model.system).train) if isinstance(model, RivalModelConfig) else TrainConfig()
 
 
 def load_run_config(path: Path) -> RunConfig:
     """Return the config a run folder was started with."""
-    return merged(RunConfig(), read_yaml(path))
+    values = read_yaml(path)
+    model = values.get("model")
+    if isinstance(model, dict) and "system" in model:
+        return merged(RunConfig(model=model_from_dict(model, where="model")), values)
+    return merged(RunConfig(), values)
 
 
 def save_run_config(config: Any) -> bytes:

@@ -6,8 +6,9 @@ import dataclasses
 from collections.abc import Sequence
 from pathlib import Path
 
+from sader.baselines.registry import model_from_dict
 from sader.checkpoint import find_checkpoint, read_header
-from sader.config import ModelConfig, from_dict, parse_override
+from sader.config import parse_override
 from sader.errors import ConfigError
 from sader.training.config import RunConfig, load_run_config, merged, resolve
 from sader.training.run import CONFIG_FILE, fit
@@ -49,5 +50,5 @@ def _config(
         return config
     if init is not None:
         path = find_checkpoint(init)
-        return resolve(from_dict(ModelConfig, read_header(path)["config"], where=f"{path.name}: config"), overrides)
+        return resolve(model_from_dict(read_header(path)["config"], where=f"{path.name}: config"), overrides)
     raise ConfigError("no preset given; name one (such as small), a YAML file, --init WEIGHTS, or --resume a run.")

@@ -1,4 +1,7 @@
-"""`TrainingModule`: one training step, readable top to bottom (METHOD 7). One step is one optimiser step.
+"""`TrainingModule`: one training step, readable top to bottom (METHOD 7). One step moves every optimiser once.
+
+A step has phases, one for each set of parameters that is moved on a loss of its own: SADER has one, an adversarial
+rival two (`baselines.protocol`). The loss of a phase is evaluated after the phases before it have moved.
 
 Every random number follows from (seed, micro-batch number), so a step depends on the weights before it and on nothing
 else: not on what ran before, nor in how many processes. Files, folders and devices are `run.py`'s business.
@@ -7,7 +10,7 @@ else: not on what ran before, nor in how many processes. Files, folders and devi
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import nullcontext
 from time import monotonic
 from typing import Any, Protocol
@@ -17,16 +20,27 @@ import torch.distributed
 from pytorch_lightning import LightningModule
 from torch import Tensor, nn
 
+from sader.baselines.protocol import MAIN, Phase, Rival
 from sader.data.series import SeriesBatch, keyed_generator
-from sader.errors import TrainingError
+from sader.errors import ConfigError, TrainingError
 from sader.training.config import TrainConfig
 from sader.training.ema import Ema
 from sader.training.feed import BatchFeed, Maker
-from sader.training.optim import OUTER_LAYERS, make_optimizers, progress_of, rate_factor, set_rate
+from sader.training.optim import (
+    OUTER_LAYERS,
+    make_optimizers,
+    make_phase_optimizers,
+    progress_of,
+    rate_factor,
+    set_rate,
+)
 
 
 class LossOf(Protocol):
-    """What a step minimises: `objective.Objective` for a denoiser, `guide.GuideObjective` for a guide."""
+    """What a step minimises: `objective.Objective` for a denoiser, `guide.GuideObjective` for a guide.
+
+    A rival brings its own losses, phase by phase; its objective (`objective.RivalObjective`) serves validation alone.
+    """
 
     def __call__(
         self, network: Any, batch: SeriesBatch, generator: torch.Generator, /
@@ -37,7 +51,7 @@ AfterStep = Callable[["TrainingModule", int, bool], None]
 
 
 class TrainingModule(LightningModule):
-    """Trains a denoiser (or a guide); holds all that a checkpoint must hold.
+    """Trains a denoiser (or a guide, or a rival system); holds all that a checkpoint must hold.
 
     outer: first and last layers, which Muon leaves to AdamW (`optim.split_parameters`).
     make_maker: called with the device once it is known; gives the batches.
@@ -63,20 +77,21 @@ class TrainingModule(LightningModule):
         self.latest: dict[str, float] = {}
         self._make_maker, self._after_step = make_maker, after_step
         self._optimizers: list[torch.optim.Optimizer] = []
+        self._phases: dict[str, list[torch.optim.Optimizer]] = {}
         self._restored: dict[str, Any] | None = None
         self._recent: list[tuple[int, dict[str, Tensor]]] = []
         self._clock, self._factor = 0.0, 0.0
         self._graph: Any = None
         # Dropout in a replayed graph goes on with the device's generator, which nothing seeds step by step as
         # `_generator` does: a resumed run could not repeat the masks of an uninterrupted one.
-        self._drops = any(isinstance(m, nn.Dropout) and m.p > 0 for m in denoiser.modules())
+        self._drops = any(isinstance(m, nn.modules.dropout._DropoutNd) and m.p > 0 for m in denoiser.modules())
 
     # ---------------------------------------------------------------- the step
 
     def training_step(self, step: int, batch_idx: int = 0) -> None:
-        """Do step number `step` (from 0): gradients of all micro-batches, clip, both optimisers, average."""
+        """Do step number `step` (from 0): for each phase gradients, clip and optimisers; then the average."""
         config = self.config
-        self._factor = rate_factor(self.progress(), warmup=config.warmup)
+        self._factor = rate_factor(self.progress(), warmup=config.warmup, schedule=config.schedule)
         set_rate(self._optimizers, self._factor)
         terms = self._recorded(step) if self.recording else self._eager(step)
         self.ema.update()
@@ -95,16 +110,27 @@ class TrainingModule(LightningModule):
             self.trainer.should_stop = True
 
     def _eager(self, step: int) -> dict[str, Tensor]:
-        """Gradients of this process's micro-batches one after the other, then the update."""
+        """For each phase the gradients of this process's micro-batches one after the other, then the update."""
+        runs = {number: self._micro_batch(number) for number in self._micro_batches(step)}
         terms: dict[str, Tensor] = {}
-        for number in self._micro_batches(step):
-            for name, value in self._gradients(self.feed.take(number), self._generator(number)).items():
-                terms[name] = terms.get(name, 0.0) + value / self.config.accumulate
-        self._sum_over_processes(terms)
-        self._update(terms)
+        for place, phase in enumerate(self._phases):
+            found: dict[str, Tensor] = {}
+            for number, run in runs.items():
+                torch.manual_seed(self._seed(number) + place)  # of dropout, whatever ran in between
+                for name, value in self._gradients(run, phase).items():
+                    found[name] = found.get(name, 0.0) + value / self.config.accumulate
+                if place == len(self._phases) - 1:
+                    run.close()  # lets go of its batch before the next one is made
+            self._sum_over_processes(phase, found)
+            self._update(phase, found)
+            terms |= found
         for optimizer in self._optimizers:
             optimizer.zero_grad(set_to_none=True)
         return terms
+
+    def _micro_batch(self, number: int) -> Generator[Phase]:
+        """Yield the phases of micro-batch `number`, made when first asked for."""
+        yield from self._losses(self.feed.take(number), self._generator(number))
 
     def _recorded(self, step: int) -> dict[str, Tensor]:
         """The same as one replay of a CUDA graph, recorded at the first step (after any state was restored)."""
@@ -113,34 +139,53 @@ class TrainingModule(LightningModule):
             from sader.training.graph import GraphedStep
 
             def body(batch: SeriesBatch, generator: torch.Generator) -> dict[str, Tensor]:
-                terms = self._gradients(batch, generator)
-                self._update(terms)
+                run = self._losses(batch, generator)
+                terms: dict[str, Tensor] = {}
+                for phase in self._phases:
+                    found = self._gradients(run, phase)
+                    self._update(phase, found)
+                    terms |= found
                 return terms
 
-            self._graph = GraphedStep(
-                body, batch, parameters=list(self.denoiser.parameters()), optimizers=self._optimizers
-            )
+            # Running statistics of batch norms move in the warm-up as well.
+            moved = [*self.denoiser.parameters(), *self.denoiser.buffers()]
+            self._graph = GraphedStep(body, batch, parameters=moved, optimizers=self._optimizers)
         return self._graph(batch, self._seed(step))
 
-    def _gradients(self, batch: SeriesBatch, generator: torch.Generator) -> dict[str, Tensor]:
-        """Add the gradients of one micro-batch; return its terms."""
-        with self.precision():
-            loss, parts = self.objective(self.denoiser, batch, generator)
-        (loss / self.config.accumulate).backward()
-        return {name: value.float() for name, value in {"loss": loss.detach(), **parts}.items()}
+    def _losses(self, batch: SeriesBatch, generator: torch.Generator) -> Generator[Phase]:
+        """Yield the loss of each phase; a denoiser or a guide has one."""
+        if isinstance(self.denoiser, Rival):
+            yield from self.denoiser.losses(batch, generator)
+        else:
+            yield Phase(MAIN, *self.objective(self.denoiser, batch, generator))
 
-    def _update(self, terms: dict[str, Tensor]) -> None:
-        """Clip the gradients, note their norm and move the parameters."""
-        parameters = [p for p in self.denoiser.parameters() if p.grad is not None]
-        terms["gradient_norm"] = torch.nn.utils.clip_grad_norm_(parameters, self.config.clip or math.inf)
-        for optimizer in self._optimizers:
+    def _gradients(self, run: Iterator[Phase], phase: str) -> dict[str, Tensor]:
+        """Add the gradients of one micro-batch to the parameters of `phase`, and to no others; return its terms."""
+        with self.precision():
+            found = next(run)
+        assert found.name == phase, f"the phases come as {found.name} where {phase} was expected"
+        (found.loss / self.config.accumulate).backward(inputs=self._parameters_of(phase))
+        name = "loss" if phase == MAIN else f"{phase}_loss"
+        return {name: value.float() for name, value in {name: found.loss.detach(), **found.terms}.items()}
+
+    def _update(self, phase: str, terms: dict[str, Tensor]) -> None:
+        """Clip the gradients of a phase, note their norm and move its parameters."""
+        parameters = [p for p in self._parameters_of(phase) if p.grad is not None]
+        name = "gradient_norm" if phase == MAIN else f"{phase}_gradient_norm"
+        terms[name] = torch.nn.utils.clip_grad_norm_(parameters, self.config.clip or math.inf)
+        for optimizer in self._phases[phase]:
             optimizer.step()
+
+    def _parameters_of(self, phase: str) -> list[Tensor]:
+        return [p for optimizer in self._phases[phase] for group in optimizer.param_groups for p in group["params"]]
 
     @property
     def recording(self) -> bool:
         """Whether steps are replayed as a CUDA graph: one GPU, one micro-batch a step, nothing compiled, no dropout."""
         config = self.config
         alone = config.devices == 1 and config.accumulate == 1 and not config.compile
+        if isinstance(self.denoiser, Rival) and not self.denoiser.recordable:
+            return False
         return config.record and alone and not self._drops and self.device.type == "cuda"
 
     def _micro_batches(self, step: int) -> range:
@@ -162,11 +207,11 @@ class TrainingModule(LightningModule):
         # Only the network runs in bf16; batches, optimisers and averages never see the autocast.
         return torch.autocast(self.device.type, torch.bfloat16) if self.bf16 else nullcontext()
 
-    def _sum_over_processes(self, terms: dict[str, Tensor]) -> None:
+    def _sum_over_processes(self, phase: str, terms: dict[str, Tensor]) -> None:
         """Add up gradients and terms of all processes: the same sum that one process makes of all micro-batches."""
         if self.config.devices == 1:
             return
-        gradients = [p.grad for p in self.denoiser.parameters() if p.grad is not None]
+        gradients = [p.grad for p in self._parameters_of(phase) if p.grad is not None]
         flat = torch.cat([g.reshape(-1) for g in gradients] + [value.reshape(1) for value in terms.values()])
         torch.distributed.all_reduce(flat)
         sizes = [g.numel() for g in gradients] + [1] * len(terms)
@@ -221,15 +266,31 @@ class TrainingModule(LightningModule):
     # ---------------------------------------------------------------- set-up and state
 
     def configure_optimizers(self) -> list[torch.optim.Optimizer]:
-        config = self.config
-        self._optimizers = make_optimizers(
-            self.denoiser,
-            muon_lr=config.muon_lr,
-            adam_lr=config.adam_lr,
-            weight_decay=config.weight_decay,
-            outer=self.outer,
-            recorded=self.recording,
-        )
+        config, network = self.config, self.denoiser
+        if config.optimizer == "muon":
+            if isinstance(network, Rival):
+                raise ConfigError("train.optimizer is muon, which is for SADER's own networks; use adam or adamw.")
+            made = make_optimizers(
+                network,
+                muon_lr=config.muon_lr,
+                adam_lr=config.adam_lr,
+                betas=config.betas,
+                weight_decay=config.weight_decay,
+                outer=self.outer,
+                recorded=self.recording,
+            )
+            self._phases = {MAIN: made}
+        else:
+            own = {MAIN: [p for p in network.parameters() if p.requires_grad]}
+            self._phases = make_phase_optimizers(
+                network.parameter_groups() if isinstance(network, Rival) else own,
+                lr=config.adam_lr,
+                betas=config.betas,
+                weight_decay=config.weight_decay,
+                decoupled=config.optimizer == "adamw",
+                recorded=self.recording,
+            )
+        self._optimizers = [optimizer for phase in self._phases.values() for optimizer in phase]
         return self._optimizers
 
     def on_fit_start(self) -> None:
@@ -255,6 +316,7 @@ class TrainingModule(LightningModule):
             "model": self.denoiser.state_dict(),
             "ema": self.ema.state_dict(),
             "optimizers": [optimizer.state_dict() for optimizer in self._optimizers],
+            "memory": self.denoiser.memory() if isinstance(self.denoiser, Rival) else {},
         }
 
     def restore(self, state: dict[str, Any]) -> None:
@@ -265,6 +327,8 @@ class TrainingModule(LightningModule):
     def _restore(self, state: dict[str, Any]) -> None:
         self.denoiser.load_state_dict(state["model"], strict=True)
         self.ema.load_state_dict(state["ema"])
+        if isinstance(self.denoiser, Rival):
+            self.denoiser.remember(state["memory"])
         for optimizer, saved in zip(self._optimizers, state["optimizers"], strict=True):
             # The saved options would bring learning rates in host memory, which a recorded step cannot read.
             options = [{k: v for k, v in group.items() if k != "params"} for group in optimizer.param_groups]

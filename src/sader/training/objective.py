@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from sader.bands import rgb_indices
+from sader.baselines.protocol import MAIN, Rival
 from sader.data.series import SeriesBatch, to_model_range
 from sader.diffusion import Denoiser
 from sader.losses import CloudAwareLoss, CloudAwareLossConfig
@@ -67,6 +68,19 @@ def spatial_error(prediction: Tensor, target: Tensor, weight: Tensor, *, gradien
             pair = torch.minimum(weight.narrow(dim, 0, size), weight.narrow(dim, 1, size))
             loss = loss + gradient * (pair * (second - first).abs()).sum(dim=(1, 2, 3)) / total
     return loss
+
+
+class RivalObjective:
+    """The loss of a rival's main network, as validation asks for it; training takes the phases one by one."""
+
+    def __call__(
+        self, rival: Rival, batch: SeriesBatch, generator: torch.Generator
+    ) -> tuple[Tensor, dict[str, Tensor]]:
+        """Return (loss, terms) of the phase called "generator"."""
+        for phase in rival.losses(batch, generator):
+            if phase.name == MAIN:
+                return phase.loss, dict(phase.terms)
+        raise AssertionError(f"{type(rival).__name__} has no phase {MAIN}")
 
 
 class Objective:

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -24,6 +24,7 @@ OUTER_LAYERS = (
 """First and last layers and embeddings of `MTCDN`: their rows are bands or features, not a hidden space."""
 FINAL_FACTOR = 0.01
 """Where the cosine ends, in peak learning rates."""
+Schedule = Literal["cosine", "linear", "constant"]
 
 
 class ParameterGroups(NamedTuple):
@@ -127,6 +128,7 @@ def make_optimizers(
     *,
     muon_lr: float,
     adam_lr: float,
+    betas: tuple[float, float] = (0.9, 0.95),
     weight_decay: float = 0.0,
     outer: Sequence[str] = OUTER_LAYERS,
     recorded: bool = False,
@@ -144,13 +146,49 @@ def make_optimizers(
     if matrices:
         made.append(Muon(matrices, muon_lr, weight_decay=weight_decay))
     if others:
-        # The fused kernel moves all the small parameters in one launch.
-        fused = all(p.is_cuda for p in others)
-        made.append(
-            torch.optim.AdamW(
-                others, adam_lr, betas=(0.9, 0.95), eps=1e-8, weight_decay=0.0, fused=fused or None, capturable=recorded
-            )
+        made.append(make_adam(others, adam_lr, betas=betas, recorded=recorded))
+    return _scheduled(made, recorded=recorded)
+
+
+def make_phase_optimizers(
+    groups: Mapping[str, Sequence[nn.Parameter]],
+    *,
+    lr: float,
+    betas: tuple[float, float],
+    weight_decay: float = 0.0,
+    decoupled: bool = False,
+    recorded: bool = False,
+) -> dict[str, list[torch.optim.Optimizer]]:
+    """Return one Adam (AdamW where `decoupled`) for the parameters of each phase of a rival's training."""
+    return {
+        phase: _scheduled(
+            [make_adam(parameters, lr, betas=betas, weight_decay=weight_decay, decoupled=decoupled, recorded=recorded)],
+            recorded=recorded,
         )
+        for phase, parameters in groups.items()
+    }
+
+
+def make_adam(
+    parameters: Sequence[Tensor],
+    lr: float,
+    *,
+    betas: tuple[float, float],
+    weight_decay: float = 0.0,
+    decoupled: bool = True,
+    recorded: bool = False,
+) -> torch.optim.Optimizer:
+    """Return AdamW, or Adam where the decay is part of the gradient (decoupled=False)."""
+    kind = torch.optim.AdamW if decoupled else torch.optim.Adam
+    # The fused kernel moves all the small parameters in one launch.
+    fused = all(p.is_cuda for p in parameters)
+    return kind(
+        parameters, lr, betas=betas, eps=1e-8, weight_decay=weight_decay, fused=fused or None, capturable=recorded
+    )
+
+
+def _scheduled(made: list[torch.optim.Optimizer], *, recorded: bool) -> list[torch.optim.Optimizer]:
+    """Return the optimisers with their peak rates noted, ready for `set_rate`."""
     for optimizer in made:
         for group in optimizer.param_groups:
             group["peak_lr"] = group["lr"]
@@ -159,13 +197,18 @@ def make_optimizers(
     return made
 
 
-def rate_factor(progress: float, *, warmup: float = 0.02) -> float:
-    """Return the learning rate in peaks at `progress` in [0, 1]: linear over the share `warmup`, then a cosine to 1 %.
+def rate_factor(progress: float, *, warmup: float = 0.02, schedule: Schedule = "cosine") -> float:
+    """Return the learning rate in peaks at `progress` in [0, 1]: linear over the share `warmup`, then the schedule.
 
-    A pure function, so a resumed run continues the same curve. Beyond 1 it stays at 1 %.
+    cosine: to 1 %; linear: constant for the first half of the run, then to 0; constant. A pure function, so a resumed
+    run continues the same curve. Beyond 1 it stays where it ended.
     """
     if progress < warmup:
         return progress / warmup
+    if schedule == "constant":
+        return 1.0
+    if schedule == "linear":
+        return min(1.0, 2 * (1 - min(1.0, progress)))
     share = min(1.0, (progress - warmup) / max(1e-9, 1.0 - warmup))
     return FINAL_FACTOR + (1 - FINAL_FACTOR) * 0.5 * (1 + math.cos(math.pi * share))
 

@@ -25,6 +25,7 @@ from pytorch_lightning.utilities.rank_zero import rank_zero_only
 from torch.utils.data import DataLoader
 
 from sader._version import __version__
+from sader.baselines.protocol import Rival
 from sader.checkpoint import build_model, find_checkpoint, load_checkpoint, save_checkpoint, write_atomically
 from sader.config import to_dict
 from sader.data.bank import SeriesBank, SeriesMaker
@@ -34,8 +35,8 @@ from sader.errors import TrainingError
 from sader.training.config import RunConfig, TrainConfig, differing_keys, load_run_config, save_run_config
 from sader.training.feed import Maker
 from sader.training.log import Bar, CsvLog
-from sader.training.module import TrainingModule
-from sader.training.objective import Objective
+from sader.training.module import LossOf, TrainingModule
+from sader.training.objective import Objective, RivalObjective
 from sader.training.state import drop_partial_files, load_state, save_state
 from sader.training.validation import VALIDATION_SEED, save_panel, scores
 
@@ -69,7 +70,7 @@ def fit(
         after_step=run.after_step,
     )
     if config.train.compile:
-        _compile(run.denoiser.network)
+        _compile(run.denoiser)
     run_module(module, run_dir, device=device, resume=resume, progress=progress)
     return run_dir / MODEL_FILE
 
@@ -143,7 +144,7 @@ def prepare_folder(config: Any, run_dir: Path, *, resume: bool, load: Callable[[
     write_atomically(saved, save_run_config(config))
 
 
-def _first_model(config: RunConfig) -> Denoiser:
+def _first_model(config: RunConfig) -> Denoiser | Rival:
     """Return the model of step 0: random from the seed, or the weights of train.init."""
     torch.manual_seed(config.train.seed)
     model = build_model(config.model)
@@ -152,13 +153,13 @@ def _first_model(config: RunConfig) -> Denoiser:
     return model.train()
 
 
-def _start_from(model: Denoiser, config: RunConfig) -> None:
+def _start_from(model: Denoiser | Rival, config: RunConfig) -> None:
     """Put the weights of train.init into the model; with train.init_anew, what they lack stays random."""
     init = config.train.init
     assert init is not None
     given = load_checkpoint(find_checkpoint(init))
     lines = differing_keys(RunConfig(model=given.config), RunConfig(model=config.model))
-    different = [line for line in lines if line.startswith("model.network.")]
+    different = [line for line in lines if line.startswith(("model.network.", "model.system"))]
     if different and not config.train.init_anew:
         raise TrainingError(
             f"{init} holds another network: {'; '.join(different)}. Leave the preset out to train the network of the "
@@ -172,8 +173,13 @@ def _start_from(model: Denoiser, config: RunConfig) -> None:
     model.load_state_dict(taken, strict=True)
 
 
-def _compile(network: Any) -> None:
+def _compile(model: Denoiser | Rival) -> None:
     # In place, so that names in the state dict stay; the parts whose batch shapes never change.
+    if isinstance(model, Rival):
+        for part in model.children():
+            part.compile()
+        return
+    network: Any = model.network
     network.compile()
     network.condition_net.compile()
     if network.cloud_head is not None:
@@ -227,9 +233,10 @@ def _trainer(config: TrainConfig, run_dir: Path, device: str, *, start: int, mai
 class _Run:
     """What happens around the steps: data at the start, checkpoints, validation and the export."""
 
-    def __init__(self, config: RunConfig, run_dir: Path, denoiser: Denoiser, *, main: bool) -> None:
+    def __init__(self, config: RunConfig, run_dir: Path, denoiser: Denoiser | Rival, *, main: bool) -> None:
         self.config, self.run_dir, self.main = config, run_dir, main
-        self.denoiser, self.objective = denoiser, Objective(config.objective)
+        self.denoiser = denoiser
+        self.objective: LossOf = RivalObjective() if isinstance(denoiser, Rival) else Objective(config.objective)
         self.sources: dict[str, int] = {}
         self.validation: Maker | None = None
 
@@ -284,7 +291,9 @@ class _Run:
     def export(self, module: TrainingModule) -> None:
         """Write the averaged weights with their card as model.safetensors."""
         train = self.config.train
-        card = make_card(module, self.sources) | {"objective": to_dict(self.config.objective)}
+        card = make_card(module, self.sources)
+        if not isinstance(self.denoiser, Rival):  # a rival's losses are its own
+            card |= {"objective": to_dict(self.config.objective)}
         with module.ema.applied():
             save_checkpoint(
                 self.run_dir / MODEL_FILE,

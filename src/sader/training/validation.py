@@ -10,13 +10,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from sader.config import ModelConfig
+from sader.baselines.protocol import Rival, generator_noise, inputs_of
+from sader.baselines.registry import AnyModelConfig
 from sader.data.series import SeriesBatch, keyed_generator, to_model_range, to_reflectance
 from sader.diffusion import Denoiser
 from sader.model.mtcdn import MTCDN
 from sader.sampling import karras_sigmas, sample
 from sader.training.feed import Maker
-from sader.training.objective import Objective
+from sader.training.module import LossOf
 
 VALIDATION_SEED = 20_000_003
 """Batches and noise of a validation: the same at every one, in every run."""
@@ -30,11 +31,15 @@ class Prediction(NamedTuple):
 
 
 @torch.no_grad()
-def predict(denoiser: Denoiser, batch: SeriesBatch, *, generator: torch.Generator) -> Prediction:
+def predict(denoiser: Denoiser | Rival, batch: SeriesBatch, *, generator: torch.Generator) -> Prediction:
     """Return what the model makes of the batch with true masks: its composite, and one or the default number of steps.
 
     About a composite one step is taken, the answer of the regression.
     """
+    if isinstance(denoiser, Rival):
+        inputs = inputs_of(batch, denoiser.config)
+        answer = denoiser.predict(inputs, generator_noise(inputs, generator))
+        return Prediction(None, to_reflectance(answer).clamp(0, 1))
     network = _network(denoiser)
     bands = len(network.config.bands)
     cloudy = to_model_range(batch.cloudy)
@@ -75,8 +80,8 @@ def _generator(device: torch.device, number: int) -> torch.Generator:
 
 @torch.no_grad()
 def scores(
-    denoiser: Denoiser,
-    objective: Objective,
+    denoiser: Denoiser | Rival,
+    objective: LossOf,
     maker: Maker,
     *,
     shape: tuple[int, int, int],
@@ -88,7 +93,8 @@ def scores(
     PSNR counts scored pixels that the reference date hides; all scored pixels in a series without reference.
     """
     losses, sums = [], torch.zeros(3, dtype=torch.float64, device=device)
-    bands = len(_network(denoiser).config.bands)
+    network = denoiser if isinstance(denoiser, Rival) else _network(denoiser)
+    bands = len(network.config.bands)
     for number in range(batches):
         batch = maker.batch(VALIDATION_SEED + number, *shape)
         loss, _ = objective(denoiser, batch, _generator(device, 2 * number))
@@ -110,7 +116,9 @@ def scores(
     return result
 
 
-def save_panel(path: Path, denoiser: Denoiser, config: ModelConfig, batch: SeriesBatch, *, title: str) -> bool:
+def save_panel(
+    path: Path, denoiser: Denoiser | Rival, config: AnyModelConfig, batch: SeriesBatch, *, title: str
+) -> bool:
     """Write a PNG with one row per series: dates, composite, result, target. False where Pillow is not installed."""
     try:
         from sader.picture import Panel, compose, save_png, stretch_limits, true_colour

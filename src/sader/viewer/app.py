@@ -1,0 +1,370 @@
+"""The FastAPI application: routes of OGC API - Processes, and those of the page."""
+
+# No "from __future__ import annotations": FastAPI reads the annotations of functions defined in a function.
+
+import json
+import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from fastapi import FastAPI, Query, Request, Response
+from fastapi import Path as InPath
+from fastapi.concurrency import run_in_threadpool
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import FileResponse, JSONResponse
+from starlette.exceptions import HTTPException
+
+from sader._version import __version__
+from sader.errors import SaderError
+from sader.viewer import ogc
+from sader.viewer.guard import COOKIE, SESSION_S, BodyTooLargeError, Guard, Sessions
+from sader.viewer.problems import NoSuchProcessError, problem
+from sader.viewer.schema import Execute, NewScene, Reading, Token
+from sader.viewer.service import Service
+from sader.viewer.settings import ServeSettings
+
+STATIC = Path(__file__).parent / "static"
+STATIC_FILES = {
+    "app.js": "text/javascript",
+    "map.js": "text/javascript",
+    "style.css": "text/css",
+    "icon.svg": "image/svg+xml",
+}
+PROBLEM = "application/problem+json"
+_SCHEMA = {
+    "type": "object",
+    "properties": {
+        "type": {"type": "string"}, "title": {"type": "string"}, "status": {"type": "integer"},
+        "detail": {"type": "string"},
+    },
+    "required": ["type", "title", "status"],
+}  # fmt: skip
+FAILS: dict[int | str, dict[str, Any]] = {
+    kind: {"description": text, "content": {PROBLEM: {"schema": _SCHEMA}}}
+    for kind, text in (("4XX", "the request cannot be answered"), ("5XX", "the server cannot answer"))
+}
+JobId = Annotated[str, InPath(pattern=r"^[0-9a-f-]{36}$")]
+SceneName = Annotated[str, InPath(pattern=r"^[a-f0-9]{24}$")]
+
+
+def build_app(settings: ServeSettings) -> Any:
+    """Return the application with its guard. Children and queue start with it and end with it."""
+    service = Service(settings)
+    sessions = Sessions(settings.token)
+
+    @asynccontextmanager
+    async def lifespan(app: FastAPI) -> AsyncIterator[None]:
+        service.start()
+        yield
+        await run_in_threadpool(service.stop)
+
+    app = FastAPI(
+        title="sader", version=__version__, lifespan=lifespan, docs_url=None, redoc_url=None,
+        description="One cloud-free image from several cloudy satellite acquisitions. OGC API - Processes.",
+        responses=FAILS,
+    )  # fmt: skip
+    app.state.service = service
+    _add_errors(app)
+    _add_ogc(app, service)
+    _add_page(app, service, sessions)
+    _add_scenes(app, service)
+    _tell_truth(app)
+    guarded = Guard(app, settings, sessions)
+    guarded.service = service  # type: ignore[attr-defined]  # for tests
+    return guarded
+
+
+def _add_errors(app: FastAPI) -> None:
+    @app.exception_handler(SaderError)
+    def known(request: Request, error: SaderError) -> JSONResponse:
+        said = problem(error)
+        headers = {"Retry-After": "30"} if said["status"] == 429 else None
+        return JSONResponse(said, said["status"], headers, media_type=PROBLEM)
+
+    @app.exception_handler(RequestValidationError)
+    def malformed(request: Request, error: RequestValidationError) -> JSONResponse:
+        first = error.errors()[0]
+        where = ".".join(str(part) for part in first["loc"] if part != "body")
+        text = f"{where or 'the request'}: {first['msg']}."
+        # A path that no resource can have is a resource that is not there.
+        status = 404 if first["loc"][0] == "path" else 400
+        title = "NotFoundError" if status == 404 else "RequestError"
+        kind = {"type": "about:blank", "title": title, "status": status, "detail": text}
+        return JSONResponse(kind, status, media_type=PROBLEM)
+
+    @app.exception_handler(HTTPException)
+    def plain(request: Request, error: HTTPException) -> JSONResponse:
+        said = {"type": "about:blank", "title": "HTTP error", "status": error.status_code, "detail": str(error.detail)}
+        return JSONResponse(said, error.status_code, error.headers, media_type=PROBLEM)
+
+    @app.exception_handler(BodyTooLargeError)
+    def too_large(request: Request, error: BodyTooLargeError) -> JSONResponse:
+        said = {"type": "about:blank", "title": "TooLargeError", "status": 413, "detail": "the request is too large."}
+        return JSONResponse(said, 413, media_type=PROBLEM)
+
+    @app.exception_handler(Exception)
+    def unforeseen(request: Request, error: Exception) -> JSONResponse:
+        print(f"{request.method} {request.url.path}: {type(error).__name__}: {error}", file=sys.stderr)
+        return JSONResponse(problem(error), 500, media_type=PROBLEM)
+
+
+def _base(request: Request) -> str:
+    return str(request.base_url).rstrip("/")
+
+
+def _add_ogc(app: FastAPI, service: Service) -> None:
+    @app.get("/", tags=["capabilities"], summary="Landing page")
+    def landing(request: Request, f: Literal["json", "html"] | None = None) -> Response:
+        wants_page = f == "html" or (f is None and "text/html" in request.headers.get("accept", ""))
+        if wants_page:
+            return FileResponse(STATIC / "index.html", media_type="text/html", headers={"Vary": "Accept"})
+        return JSONResponse(ogc.landing(_base(request)), headers={"Vary": "Accept"})
+
+    @app.get("/conformance", tags=["capabilities"])
+    def conformance() -> dict[str, Any]:
+        return {"conformsTo": ogc.CONFORMANCE}
+
+    @app.get("/processes", tags=["processes"])
+    def processes(request: Request, limit: Annotated[int, Query(ge=1, le=1000)] = 100) -> dict[str, Any]:
+        base = _base(request)
+        return {"processes": [ogc.summary(base)], "links": [ogc.link(f"{base}/processes", "self", "this document")]}
+
+    @app.get("/processes/{process}", tags=["processes"])
+    def process(request: Request, process: str) -> dict[str, Any]:
+        _check_process(process)
+        return ogc.description(_base(request))
+
+    @app.post(
+        "/processes/{process}/execution", tags=["processes"],
+        responses={
+            200: {"description": "results of a synchronous call", "content": {"application/json": {}}},
+            201: {"description": "the job was accepted", "content": {"application/json": {}}},
+        },
+    )  # fmt: skip
+    def execute(request: Request, process: str, asked: Execute) -> Response:
+        _check_process(process)
+        base = _base(request)
+        later = "respond-async" in request.headers.get("prefer", "").lower()
+        job = service.submit(asked)
+        if later:
+            headers = {"Location": f"{base}/jobs/{job.id}", "Preference-Applied": "respond-async"}
+            return JSONResponse(ogc.status_info(job, base), 201, headers)
+        job = service.runner.wait(job.id, service.settings.limits.sync_s)
+        if not job.ended:
+            text = f"the job takes longer than a call may wait; follow it at {base}/jobs/{job.id}."
+            said = {"type": "about:blank", "title": "Timeout", "status": 504, "detail": text}
+            return JSONResponse(said, 504, media_type=PROBLEM)
+        return _results(service, job.id, base, raw=asked.response == "raw")
+
+    @app.get("/jobs", tags=["jobs"])
+    def jobs(
+        request: Request,
+        status: Literal["accepted", "running", "successful", "failed", "dismissed"] | None = None,
+        limit: Annotated[int, Query(ge=1, le=1000)] = 100,
+        offset: Annotated[int, Query(ge=0, le=1_000_000)] = 0,
+    ) -> dict[str, Any]:
+        base = _base(request)
+        found = service.store.select(status=status, limit=limit, offset=offset)
+        links = [ogc.link(f"{base}/jobs", "self", "this document")]
+        if len(found) == limit:
+            links.append(ogc.link(f"{base}/jobs?limit={limit}&offset={offset + limit}", "next", "the next page"))
+        return {"jobs": [ogc.status_info(job, base) for job in found], "links": links}
+
+    @app.get("/jobs/{job}", tags=["jobs"])
+    def status(request: Request, job: JobId) -> dict[str, Any]:
+        return ogc.status_info(service.store.get(job), _base(request))
+
+    @app.delete("/jobs/{job}", tags=["jobs"])
+    def dismiss(request: Request, job: JobId) -> dict[str, Any]:
+        return ogc.status_info(service.runner.dismiss(job), _base(request))
+
+    @app.get("/jobs/{job}/results", tags=["jobs"], responses={200: {"content": {"application/json": {}}}})
+    def results(request: Request, job: JobId) -> Response:
+        return _results(service, job, _base(request), raw=False)
+
+    @app.get(
+        "/jobs/{job}/results/{output}", tags=["jobs"],
+        responses={200: {"content": {"image/tiff": {}, "image/png": {}, "application/geo+json": {}}}},
+    )  # fmt: skip
+    def output(request: Request, job: JobId, output: str) -> Response:
+        return _file(service, job, output, _base(request))
+
+
+def _check_process(name: str) -> None:
+    if name != ogc.PROCESS:
+        raise NoSuchProcessError(f"there is no process {name[:80]!r}; this server has {ogc.PROCESS}.")
+
+
+def _results(service: Service, name: str, base: str, *, raw: bool) -> Response:
+    job = service.finished(service.store.get(name))
+    if not raw:
+        return JSONResponse(service.results(job, base))
+    wanted = service.wanted(job)
+    if len(wanted) == 1 and next(iter(wanted.values())) != "reference":
+        return _file(service, name, next(iter(wanted)), base)
+    # Several outputs, or by reference: no body, a link for each.
+    links = [
+        f'<{base}/jobs/{name}/results/{one}>; rel="item"; title="{one}"; type="{ogc.MEDIA.get(one, "image/tiff")}"'
+        for one in wanted
+    ]
+    return Response(status_code=204, headers={"Link": ", ".join(links)})
+
+
+def _file(service: Service, name: str, output: str, base: str) -> Response:
+    job = service.store.get(name)
+    if output == "item":
+        return JSONResponse(service.item(job, base), media_type=ogc.MEDIA["item"])
+    path = service.file(job, output)
+    shown = f"sader_{job.id[:8]}_{output}{path.suffix}"
+    kind = ogc.MEDIA.get(output, ogc.COG)
+    return FileResponse(path, media_type=kind, filename=shown, headers={"Cache-Control": "private, max-age=3600"})
+
+
+def _add_page(app: FastAPI, service: Service, sessions: Sessions) -> None:
+    @app.get("/static/{name}", include_in_schema=False)
+    def static(name: str) -> Response:
+        if name not in STATIC_FILES:
+            raise HTTPException(404, "no such file")
+        return FileResponse(STATIC / name, media_type=STATIC_FILES[name], headers={"Cache-Control": "no-cache"})
+
+    @app.get("/session", tags=["page"])
+    def session(request: Request) -> dict[str, bool]:
+        """Say whether a token is wanted, and whether this browser has shown it."""
+        return {
+            "needed": sessions.needed,
+            "open": not sessions.needed or sessions.knows(request.cookies.get(COOKIE, "")),
+        }
+
+    @app.post("/session", tags=["page"])
+    def open_session(request: Request, given: Token) -> Response:
+        """Take the token once and give a cookie for it."""
+        if sessions.needed and not sessions.right(given.token):
+            text = "the token is not this server's."
+            return JSONResponse({"type": "about:blank", "title": "Refused", "status": 401, "detail": text}, 401,
+                                {"WWW-Authenticate": "Bearer"}, media_type=PROBLEM)  # fmt: skip
+        answer = JSONResponse({"needed": sessions.needed, "open": True})
+        if sessions.needed:
+            answer.set_cookie(
+                COOKIE, sessions.open(), max_age=SESSION_S, httponly=True, samesite="strict",
+                secure=request.url.scheme == "https",
+            )  # fmt: skip
+        return answer
+
+    @app.get("/folder", tags=["page"])
+    def folder(path: Annotated[str, Query(max_length=1000)] = "") -> list[dict[str, Any]]:
+        """List a folder of the data folder."""
+        return service.entries(path)
+
+
+def _add_scenes(app: FastAPI, service: Service) -> None:
+    @app.post("/scenes", tags=["scenes"], status_code=201)
+    def create(asked: NewScene) -> dict[str, Any]:
+        """Make a scene: of files of the data folder, the demo, or an empty one for uploads."""
+        scene = service.new_scene(asked.paths, asked.demo)
+        return {"id": scene.id, "kind": scene.kind, "title": scene.title}
+
+    @app.put("/scenes/{scene}/files/{name}", tags=["scenes"], status_code=201)
+    async def upload(request: Request, scene: SceneName, name: str) -> dict[str, Any]:
+        """Add a file to a scene; the body is the file."""
+        declared = request.headers.get("content-length", "")
+        size = int(declared) if declared.isdecimal() else None
+        part, target = await run_in_threadpool(service.scenes.begin_upload, scene, name, size)
+        done = False
+        try:
+            await run_in_threadpool(service.scenes.check_room, size or 0)
+            taken = checked = 0
+            with open(part, "xb") as file:
+                async for chunk in request.stream():
+                    taken += len(chunk)
+                    service.scenes.count_upload(scene, name, part, taken)
+                    if taken - checked > 64 * 2**20:
+                        checked = taken
+                        await run_in_threadpool(service.scenes.check_room, 0)
+                    await run_in_threadpool(file.write, chunk)
+            await run_in_threadpool(service.scenes.end_upload, scene, part, target)
+            done = True
+            try:
+                await run_in_threadpool(service.inspect_upload, target)
+            except SaderError:
+                target.unlink(missing_ok=True)
+                raise
+        finally:
+            if not done:
+                with suppress(SaderError):
+                    service.scenes.end_upload(scene, part)
+        return {"name": name, "bytes": taken}
+
+    @app.get("/scenes/{scene}", tags=["scenes"])
+    def describe(scene: SceneName) -> dict[str, Any]:
+        return service.describe(service.scenes.get(scene))
+
+    @app.put("/scenes/{scene}/reading", tags=["scenes"])
+    def reading(scene: SceneName, asked: Reading) -> dict[str, Any]:
+        """Say how the files are to be read; return the scene as it is read then."""
+        return service.describe(service.scenes.set_reading(scene, asked.model_dump()))
+
+    @app.delete("/scenes/{scene}", tags=["scenes"], status_code=204)
+    def delete(scene: SceneName) -> None:
+        service.scenes.delete(scene)
+
+    @app.get("/scenes/{scene}/clouds", tags=["scenes"])
+    def clouds(scene: SceneName) -> list[float]:
+        """Return the hidden part of each date."""
+        return service.clouds(service.scenes.get(scene))
+
+    @app.get(
+        "/scenes/{scene}/layers/{layer}", tags=["scenes"], response_class=Response,
+        responses={200: {"content": {"image/png": {}}}},
+    )  # fmt: skip
+    def picture(
+        scene: SceneName,
+        layer: Annotated[str, InPath(pattern=r"^(\d{1,3}|result|uncertainty|provenance)$")],
+        combination: Literal["true", "false", "ndvi"] = "true",
+        factor: Literal["1", "2", "4", "8", "16", "32", "64", "128", "256"] = "1",
+        column: Annotated[int, Query(ge=0, le=100_000)] = 0,
+        row: Annotated[int, Query(ge=0, le=100_000)] = 0,
+        job: Annotated[str | None, Query(pattern=r"^[0-9a-f-]{36}$")] = None,
+    ) -> Response:
+        """Draw a square of 512 pixels of a date, the result or a layer beside it."""
+        found = service.picture(
+            service.scenes.get(scene),
+            job,
+            layer=layer,
+            combination=combination,
+            factor=int(factor),
+            column=column,
+            row=row,
+        )
+        return Response(found, media_type="image/png", headers={"Cache-Control": "private, max-age=600"})
+
+    @app.get("/scenes/{scene}/values", tags=["scenes"])
+    def values(
+        scene: SceneName,
+        column: Annotated[int, Query(ge=0, le=10_000_000)],
+        row: Annotated[int, Query(ge=0, le=10_000_000)],
+        job: Annotated[str | None, Query(pattern=r"^[0-9a-f-]{36}$")] = None,
+    ) -> dict[str, Any]:
+        """Return the numbers of all dates and of the result at one pixel."""
+        return service.values(service.scenes.get(scene), job, column, row)
+
+
+def _tell_truth(app: FastAPI) -> None:
+    """Make the OpenAPI document say what the server does: 400 for malformed input, and the body of an upload."""
+    plain = app.openapi
+
+    def openapi() -> dict[str, Any]:
+        if app.openapi_schema:
+            return app.openapi_schema
+        said = json.loads(json.dumps(plain()))
+        for path, methods in said["paths"].items():
+            for method, operation in methods.items():
+                operation.get("responses", {}).pop("422", None)
+                if method == "put" and "/files/" in path:
+                    body = {"application/octet-stream": {"schema": {"type": "string", "format": "binary"}}}
+                    operation["requestBody"] = {"required": True, "content": body}
+        app.openapi_schema = said
+        return said
+
+    app.openapi = openapi  # type: ignore[method-assign]

@@ -1,0 +1,122 @@
+"""A child process that opens rasters is confined: files of the data folder, three formats, no network unless allowed.
+
+The checks before the work (`sader.viewer.inspect`) refuse with good words. This is the second wall, which does not
+depend on them: whatever code in the process opens a raster goes through it, and GDAL itself is told to stay away from
+side files and from the network.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+from urllib.parse import parse_qs, urlparse
+
+from sader.errors import require
+from sader.viewer.paths import DataFolder
+from sader.viewer.problems import ForbiddenError, NotFoundError
+
+MAGIC = {
+    b"II*\0": "GTiff",
+    b"MM\0*": "GTiff",
+    b"II+\0": "GTiff",
+    b"MM\0+": "GTiff",
+    b"\0\0\0\x0cjP  \r\n\x87\n": "JP2OpenJPEG",
+    b"\xff\x4f\xff\x51": "JP2OpenJPEG",
+}
+"""First bytes -> the only drivers that read. A COG is a GTiff; "COG" is GDAL's name for writing one."""
+INDIRECT = (
+    "HTTP", "WMS", "WMTS", "WCS", "PLMOSAIC", "STACIT", "STACTA", "EEDA", "EEDAI", "DAAS", "GTI", "MRF", "Zarr",
+    "netCDF", "HDF5", "HDF5Image", "BAG", "GPKG", "SQLite", "Rasterlite", "MBTiles", "PDF", "DERIVED", "GeoJSON",
+    "GeoJSONSeq", "ESRIJSON", "TopoJSON", "OSM", "MVT", "KMLSUPEROVERLAY", "SENTINEL2", "SAFE", "DIMAP",
+)  # fmt: skip
+"""Drivers that read what another file or an address names; they are not even registered."""
+NOWHERE = "/vsicurl/https://nowhere.invalid/"
+
+
+def gdal_environment(allow_remote: Sequence[str]) -> dict[str, str]:
+    """Return the environment of a child: GDAL reads no side file (overviews, .aux.xml) and, unless allowed, no address.
+
+    A GeoTIFF can name another file as its overview, and that file may be an address: hence no list of the folder, no
+    .aux.xml, and one single allowed name that does not exist.
+    """
+    found = {
+        "GDAL_SKIP": ",".join(INDIRECT),
+        "GDAL_DISABLE_READDIR_ON_OPEN": "EMPTY_DIR",
+        "GDAL_PAM_ENABLED": "NO",
+        "GDAL_HTTP_TIMEOUT": "30",
+        "GDAL_HTTP_CONNECTTIMEOUT": "10",
+        "GDAL_MAX_DATASET_POOL_SIZE": "64",
+    }
+    if not allow_remote:
+        found["CPL_VSIL_CURL_ALLOWED_FILENAME"] = NOWHERE
+    return found
+
+
+def confine(folder: DataFolder, allow_remote: Sequence[str]) -> None:
+    """Make every `rasterio.open` of this process check where and what it opens."""
+    rasterio = require("rasterio", extra="geo", purpose="reading GeoTIFF")
+    plain = rasterio.open
+
+    def confined(fp: Any, mode: str = "r", driver: Any = None, *args: Any, **kwargs: Any) -> Any:
+        if mode != "r":
+            folder.inside(Path(fp).parent)
+            return plain(fp, mode, driver, *args, **kwargs)
+        check_place(str(fp), folder, allow_remote)
+        return plain(fp, mode, driver_of(str(fp)), *args, **kwargs)
+
+    setattr(rasterio, "open", confined)  # noqa: B010 - mypy knows no such attribute of a module
+
+
+def driver_of(path: str) -> str:
+    """Return the driver for a file by its first bytes (by its name, where it is far); refuse all other kinds."""
+    if remote_host(path) is not None:
+        address = urlparse(parse_qs(path.partition("?")[2]).get("url", [""])[-1])
+        return "JP2OpenJPEG" if address.path.lower().endswith(".jp2") else "GTiff"
+    try:
+        with open(path, "rb") as file:
+            start = file.read(12)
+    except OSError as error:
+        raise NotFoundError(f"{Path(path).name} cannot be opened: {error.strerror}.") from error
+    found = next((driver for magic, driver in MAGIC.items() if start.startswith(magic)), None)
+    if found is None:
+        raise ForbiddenError(wrong_kind(Path(path).name))
+    return found
+
+
+def wrong_kind(name: str) -> str:
+    """Return the words about a file of another kind."""
+    return (
+        f"{name} is of a kind that the service does not open; expected GeoTIFF, COG or JPEG 2000 (VRT and other "
+        "formats may name files and addresses elsewhere)."
+    )
+
+
+def check_place(path: str, folder: DataFolder, allow_remote: Sequence[str]) -> None:
+    """Refuse what is neither a file of the data folder nor at an allowed host."""
+    host = remote_host(path)
+    if host is None:
+        folder.inside(path)
+        return
+    if host not in {name.lower() for name in allow_remote}:
+        raise ForbiddenError(
+            f"reading from {host or 'a remote address'} is not allowed. Copy the files into the data folder, or start "
+            "the server with --allow-remote and the host's name."
+        )
+
+
+def remote_host(path: str) -> str | None:
+    """Return the host of what GDAL would fetch, "" where it has none, None for a plain path."""
+    if path.startswith("/vsicurl?"):
+        addresses = parse_qs(path.partition("?")[2]).get("url", [""])
+        return (urlparse(addresses[-1]).hostname or "") if addresses[-1].startswith("https://") else ""
+    if path.startswith("/vsi") or "://" in path:
+        return ""
+    return None
+
+
+def child_environment(base: Mapping[str, str], allow_remote: Sequence[str]) -> dict[str, str]:
+    """Return the environment of a child: the server's, without anything that would widen GDAL's reach."""
+    own = ("GDAL_", "CPL_", "VSI_", "AWS_", "AZURE_", "GS_", "GOOGLE_")
+    kept = {key: value for key, value in base.items() if not key.startswith(own)}
+    return {**kept, **gdal_environment(allow_remote), "PYTHONUNBUFFERED": "1"}

@@ -1,0 +1,134 @@
+"""Look at inputs before they are used, by their headers only: kind, size, place. Runs in a child process.
+
+Nothing is decoded here: a file of a few kilobytes may say that it is a million pixels wide, and must be refused then.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from sader.errors import DataError, require
+from sader.viewer.confine import check_place, driver_of, remote_host, wrong_kind
+from sader.viewer.paths import DataFolder
+from sader.viewer.problems import ForbiddenError, TooLargeError
+from sader.viewer.settings import Limits
+
+RASTERS = (".tif", ".tiff", ".jp2")
+INDIRECT = (".vrt", ".img", ".zarr", ".nc", ".h5", ".gpkg", ".zip")
+JSONS = (".json", ".geojson")
+MOST_JSON = 16 * 2**20
+MOST_ITEMS = 500
+
+
+def inspect_inputs(inputs: Sequence[Path], folder: DataFolder, limits: Limits, allow_remote: Sequence[str]) -> None:
+    """Refuse inputs that the service must not open: wrong kind, too large, elsewhere."""
+    rasters: dict[str, None] = {}
+    for path in inputs:
+        for raster in _rasters_of(path, folder, allow_remote):
+            rasters[raster] = None
+    for raster in rasters:
+        check_place(raster, folder, allow_remote)
+        if remote_host(raster) is None:
+            check_raster(Path(raster), limits)
+
+
+def _rasters_of(path: Path, folder: DataFolder, allow_remote: Sequence[str]) -> Iterator[str]:
+    if path.is_dir():
+        # The reader takes what lies directly in a folder, and products in it as a whole; all of it stays inside.
+        for file in folder.files_below(path):
+            kind = file.suffix.lower()
+            direct = file.parent == path
+            if kind in RASTERS:
+                yield str(file)
+            elif kind in JSONS and direct:
+                yield from _rasters_of_json(file, folder, allow_remote)
+            elif kind in INDIRECT and direct:
+                raise ForbiddenError(wrong_kind(file.name))
+        return
+    kind = path.suffix.lower()
+    if kind in JSONS:
+        yield from _rasters_of_json(path, folder, allow_remote)
+    elif kind in RASTERS:
+        yield str(path)
+    else:
+        raise ForbiddenError(wrong_kind(path.name))
+
+
+def _rasters_of_json(path: Path, folder: DataFolder, allow_remote: Sequence[str]) -> Iterator[str]:
+    """Yield what the assets of STAC items mean. Catalogues are refused: their links may lead anywhere."""
+    from sader.geo.stac_assets import bands_of, classification_of
+    from sader.geo.stac_files import load_items
+
+    if path.stat().st_size > MOST_JSON:
+        raise TooLargeError(f"{path.name} has {path.stat().st_size} bytes; a STAC item has at most {MOST_JSON}.")
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except (ValueError, RecursionError) as error:
+        raise DataError(f"{path.name} is no JSON: {str(error)[:200]}. Expected a STAC item.") from error
+    kind = content.get("type") if isinstance(content, dict) else None
+    if kind not in ("Feature", "FeatureCollection"):
+        raise ForbiddenError(
+            f"{path.name} holds {f'a {kind}' if kind else 'no STAC item'}; the service takes a STAC item (Feature) or "
+            "a FeatureCollection of them, and follows no links of catalogues."
+        )
+    items = load_items(path)
+    if len(items) > MOST_ITEMS:
+        raise TooLargeError(f"{path.name} holds {len(items)} items; the service takes at most {MOST_ITEMS}.")
+    for item, base in items:
+        if not isinstance(item, dict):
+            raise DataError(f"{path.name} holds a {type(item).__name__} where a STAC item is expected.")
+        entries = [*bands_of(item, base).values()]
+        classes = classification_of(item, base)
+        for entry in [*entries, *([classes] if classes else [])]:
+            check_place(entry.path, folder, allow_remote)
+            if remote_host(entry.path) is None and Path(entry.path).suffix.lower() not in RASTERS:
+                raise ForbiddenError(wrong_kind(Path(entry.path).name))
+            yield entry.path
+
+
+def check_raster(path: Path, limits: Limits) -> None:
+    """Refuse a file that is no TIFF or JPEG 2000, or whose header says it is too large."""
+    rasterio = require("rasterio", extra="geo", purpose="reading GeoTIFF")
+    driver = driver_of(str(path))
+    import warnings
+
+    from sader.geo.raster import reading
+
+    with reading(path.name), warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # about images without a place
+        with rasterio.open(path, driver=driver) as dataset:
+            facts = _facts(dataset)
+    _check_facts(path.name, facts, limits)
+
+
+def _facts(dataset: Any) -> dict[str, int]:
+    kinds = [np.dtype(kind).itemsize if kind in np.sctypeDict else 16 for kind in dataset.dtypes]
+    height, width = dataset.block_shapes[0] if dataset.block_shapes else (0, 0)
+    together = sum(kinds) if dataset.interleaving and dataset.interleaving.name == "pixel" else max(kinds, default=0)
+    return {
+        "pixels": dataset.width * dataset.height,
+        "bands": dataset.count,
+        "block_bytes": height * width * together,
+        "width": dataset.width,
+        "height": dataset.height,
+    }
+
+
+def _check_facts(name: str, facts: dict[str, int], limits: Limits) -> None:
+    if facts["pixels"] > limits.pixels:
+        raise TooLargeError(
+            f"{name} is {facts['width']} x {facts['height']} pixels; the server takes at most {limits.pixels} pixels. "
+            "Cut the scene, or start the server with a higher --max-pixels."
+        )
+    if facts["bands"] > limits.bands:
+        raise TooLargeError(f"{name} has {facts['bands']} bands; the server takes at most {limits.bands}.")
+    if facts["block_bytes"] > limits.block_bytes:
+        raise TooLargeError(
+            f"{name} is stored in blocks of {facts['block_bytes'] // 2**20} MiB; the server unpacks at most "
+            f"{limits.block_bytes // 2**20} MiB at once. Write it anew as a tiled GeoTIFF."
+        )

@@ -1,0 +1,144 @@
+"""The documents of OGC API - Processes, part 1, core 1.0: landing page, conformance, process, status, results."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from typing import Any
+
+from sader._version import __version__
+from sader.viewer.schema import RemoveInputs
+from sader.viewer.store import Job
+
+PROCESS = "remove-clouds"
+COG = "image/tiff; application=geotiff; profile=cloud-optimized"
+MEDIA = {"item": "application/geo+json", "preview": "image/png"}
+_SPEC = "http://www.opengis.net/spec/ogcapi-processes-1/1.0/conf/"
+CONFORMANCE = [_SPEC + name for name in ("core", "ogc-process-description", "json", "oas30", "job-list", "dismiss")]
+"""Not "callback": the server calls nobody."""
+OUTPUTS = {
+    "clear": "the cloud-free image",
+    "item": "STAC Item of the result",
+    "preview": "a picture of the dates and the result",
+    "uncertainty": "standard deviation to be expected, in reflectance",
+    "provenance": "0 nodata, 1 observed, 2 reconstructed",
+    "count": "clear observations per pixel",
+}
+
+
+def link(href: str, rel: str, title: str, kind: str = "application/json") -> dict[str, str]:
+    """Return a link of a document."""
+    return {"href": href, "rel": rel, "type": kind, "title": title}
+
+
+def landing(base: str) -> dict[str, Any]:
+    """Return the landing page."""
+    profile = "http://www.opengis.net/def/rel/ogc/1.0/"
+    return {
+        "title": "sader",
+        "description": "One cloud-free image from several cloudy satellite acquisitions.",
+        "links": [
+            link(f"{base}/?f=json", "self", "this document"),
+            link(f"{base}/?f=html", "alternate", "the page", "text/html"),
+            link(f"{base}/openapi.json", "service-desc", "the API", "application/vnd.oai.openapi+json;version=3.0"),
+            link(f"{base}/conformance", profile + "conformance", "what it conforms to"),
+            link(f"{base}/processes", profile + "processes", "the processes"),
+            link(f"{base}/jobs", profile + "job-list", "the jobs"),
+        ],
+    }
+
+
+def summary(base: str) -> dict[str, Any]:
+    """Return the short description of the one process."""
+    return {
+        "id": PROCESS,
+        "title": "Remove clouds",
+        "description": "Several dates of one place in, one cloud-free image out, as COG and STAC Item.",
+        "version": __version__,
+        "jobControlOptions": ["sync-execute", "async-execute", "dismiss"],
+        "outputTransmission": ["value", "reference"],
+        "links": [link(f"{base}/processes/{PROCESS}", "self", "full description")],
+    }
+
+
+def description(base: str) -> dict[str, Any]:
+    """Return the full description: inputs from the checked schema, so that both can never differ."""
+    schema = RemoveInputs.model_json_schema()
+    inputs = {}
+    for name, entry in schema["properties"].items():
+        kind = {key: value for key, value in entry.items() if key not in ("title", "description")}
+        options = [one for one in kind.pop("anyOf", []) if one.get("type") != "null"]
+        kind = {**kind, **(options[0] if options else {})}
+        if kind.get("default", "") is None:
+            kind.pop("default")
+        inputs[name] = {
+            "title": name,
+            "description": entry.get("description", name),
+            "schema": kind,
+            "minOccurs": 0,
+            "maxOccurs": 1,
+        }
+    outputs = {}
+    for name, text in OUTPUTS.items():
+        media = MEDIA.get(name, COG)
+        kind = {"type": "object"} if name == "item" else {"type": "string", "contentEncoding": "binary"}
+        outputs[name] = {"title": name, "description": text, "schema": {**kind, "contentMediaType": media}}
+    execute = link(f"{base}/processes/{PROCESS}/execution", "http://www.opengis.net/def/rel/ogc/1.0/execute", "run it")
+    found = summary(base)
+    return {**found, "inputs": inputs, "outputs": outputs, "links": [*found["links"], execute]}
+
+
+def status_info(job: Job, base: str) -> dict[str, Any]:
+    """Return the status of a job."""
+    here = f"{base}/jobs/{job.id}"
+    links = [link(here, "self", "this document")]
+    if job.status == "successful":
+        results = "http://www.opengis.net/def/rel/ogc/1.0/results"
+        links.append(link(f"{here}/results", results, "results"))
+    found: dict[str, Any] = {
+        "processID": PROCESS,
+        "type": "process",
+        "jobID": job.id,
+        "status": job.status,
+        "message": job.message,
+        "created": _time(job.created),
+        "updated": _time(job.updated),
+        "progress": job.progress,
+        "links": links,
+    }
+    if job.started is not None:
+        found["started"] = _time(job.started)
+    if job.finished is not None:
+        found["finished"] = _time(job.finished)
+    # Beyond the standard, for the page.
+    found["sader:notices"] = job.notices
+    if job.request.get("scene"):
+        found["sader:scene"] = job.request["scene"]
+    if job.outcome is not None and "report" in job.outcome:
+        found["sader:report"] = job.outcome["report"]
+    return found
+
+
+def public_item(item: dict[str, Any], job: Job, base: str) -> dict[str, Any]:
+    """Return the STAC Item with addresses of this server in place of its files."""
+    here = f"{base}/jobs/{job.id}/results"
+    by_name = {file: name for name, file in (job.outcome or {}).get("outputs", {}).items()}
+    assets = {}
+    for key, asset in item.get("assets", {}).items():
+        name = by_name.get(str(asset.get("href", "")).rsplit("/", 1)[-1])
+        if name is not None:
+            assets[key] = {**asset, "href": f"{here}/{name}"}
+    # What it was made from lies in the server's folder, whose layout is nobody's business: names only.
+    made_from = [link_["title"] for link_ in item.get("links", []) if link_.get("rel") == "derived_from"]
+    properties = {**item.get("properties", {}), "sader:inputs": made_from, "sader:job": job.id}
+    links = [link(f"{here}/item", "self", "this item", "application/geo+json")]
+    return {
+        **item,
+        "id": f"{item.get('id', 'clear')}-{job.id[:8]}",
+        "properties": properties,
+        "assets": assets,
+        "links": links,
+    }
+
+
+def _time(seconds: float) -> str:
+    return datetime.fromtimestamp(seconds, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")

@@ -1,0 +1,95 @@
+"""One folder and nothing beside it: names from outside become paths inside it, or are refused.
+
+Symbolic links are followed before the check, so that a link which leads out is refused like the path it leads to.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterator
+from pathlib import Path, PurePosixPath
+
+from sader.errors import OutputError
+from sader.viewer.problems import ForbiddenError, NotFoundError, RequestError, TooLargeError
+
+STATE = ".sader"
+"""Folder of the server's own files inside the data folder; never listed, never named from outside."""
+MOST_ENTRIES = 20_000
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+ ()-]{0,119}")
+UPLOADS = (".tif", ".tiff", ".jp2", ".json", ".geojson")
+"""Endings of files that may be uploaded."""
+
+
+class DataFolder:
+    """The data folder of a server."""
+
+    def __init__(self, root: str | Path) -> None:
+        try:
+            Path(root).mkdir(parents=True, exist_ok=True)
+            self.root = Path(root).resolve(strict=True)
+            self.state = self.root / STATE
+            if self.state.is_symlink():
+                raise OutputError(f"{self.state} is a symbolic link; expected a folder of the server's own. Remove it.")
+            self.state.mkdir(mode=0o700, exist_ok=True)
+        except OSError as error:
+            reason = error.strerror or error
+            raise OutputError(f"cannot use {root} as data folder: {reason}. Choose another one.") from error
+
+    def find(self, name: str) -> Path:
+        """Return the existing file or folder that a name from outside means."""
+        parts = PurePosixPath(name).parts if name else ()
+        bad = not name or name.startswith("/") or "\\" in name or "\0" in name or ":" in name or len(name) > 1000
+        if bad or any(part == ".." or part.startswith(".") for part in parts):
+            raise ForbiddenError(
+                f"{name[:200]!r} is no path the service opens; expected a path inside the data folder, with / between "
+                "its parts, without .. and without hidden names."
+            )
+        return self.inside(self.root.joinpath(*parts), shown=name)
+
+    def inside(self, path: str | Path, *, shown: str | None = None) -> Path:
+        """Return the real path; refuse one that is missing or, links followed, outside."""
+        text = shown or Path(path).name
+        try:
+            real = Path(path).resolve(strict=True)
+        except (OSError, RuntimeError, ValueError) as error:
+            if not os.path.abspath(path).startswith(f"{self.root}{os.sep}"):
+                raise ForbiddenError(_outside(text)) from error
+            raise NotFoundError(f"there is no {text} in the data folder.") from error
+        if real != self.root and not real.is_relative_to(self.root):
+            raise ForbiddenError(_outside(text))
+        return real
+
+    def files_below(self, folder: Path) -> Iterator[Path]:
+        """Yield every file below a folder; refuse the whole when a link in it leads out, or it is too large."""
+        count = 0
+        for here, folders, names in os.walk(folder, followlinks=False):
+            # A link to a folder is not walked, but readers would follow it: it must lead inside.
+            for name in folders:
+                if os.path.islink(os.path.join(here, name)):
+                    self.inside(os.path.join(here, name))
+            for name in names:
+                count += 1
+                if count > MOST_ENTRIES:
+                    raise TooLargeError(f"{folder.name} holds more than {MOST_ENTRIES} files; give a smaller folder.")
+                yield self.inside(os.path.join(here, name))
+
+    def relative(self, path: Path) -> str:
+        """Return a path as it is named outside."""
+        return path.relative_to(self.root).as_posix()
+
+
+def upload_name(name: str) -> str:
+    """Return the name of an upload; refuse what is no plain file name of a kind the service reads."""
+    if not _NAME.fullmatch(name) or ".." in name:
+        raise RequestError(
+            f"the file name {name[:150]!r} is not accepted; expected up to 120 letters, digits, spaces and ._+()-, "
+            "starting with a letter or digit."
+        )
+    if PurePosixPath(name).suffix.lower() not in UPLOADS:
+        raise ForbiddenError(f"{name} is of a kind that is not accepted; expected {', '.join(UPLOADS)}.")
+    return name
+
+
+def _outside(text: str) -> str:
+    return f"{text[:200]} leads outside the data folder; the service reads and writes nothing there."

@@ -1,0 +1,86 @@
+"""The bodies of requests, checked by pydantic and published in the OpenAPI document."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, StringConstraints
+
+Path = Annotated[str, StringConstraints(min_length=1, max_length=1000)]
+SceneId = Annotated[str, StringConstraints(pattern=r"^[a-f0-9]{24}$")]
+Words = Annotated[str, StringConstraints(max_length=200)]
+
+
+class Strict(BaseModel):
+    """Unknown keys are refused: a misspelt option must not be ignored in silence."""
+
+    model_config = ConfigDict(extra="forbid")
+
+
+class Reading(Strict):
+    """How the files are to be read, where they do not say it themselves."""
+
+    bands: Words | None = Field(None, description="Names in file order, or rgb, rgbn, bgrn, 10-band, 12-band, 13-band.")
+    offset: Annotated[str, StringConstraints(pattern=r"^(auto|none|-?\d{1,6})$")] | None = Field(
+        None, description="auto, none, or counts such as -1000."
+    )
+    scale: float | None = Field(None, gt=0, le=1000, description="Reflectance per count.")
+
+
+class NewScene(Strict):
+    """A scene to look at: uploads (neither key), files of the data folder, or the built-in one."""
+
+    paths: list[Path] | None = Field(None, max_length=100, min_length=1)
+    demo: bool = False
+
+
+class Token(Strict):
+    """The server's token, once, for a browser."""
+
+    token: Annotated[str, StringConstraints(max_length=500)]
+
+
+class RemoveInputs(Strict):
+    """The inputs of the process remove-clouds."""
+
+    scene: SceneId | None = Field(None, description="A scene made with POST /scenes.")
+    paths: list[Path] | None = Field(
+        None,
+        max_length=100,
+        min_length=1,
+        description="GeoTIFFs, folders, .SAFE products or STAC items of the data folder.",
+    )
+    reference: Annotated[str, StringConstraints(min_length=1, max_length=200)] = Field(
+        "auto", description="The date to clean: a file's name, YYYY-MM-DD, auto (the clearest) or none (a new image)."
+    )
+    bands: Words | None = Field(None, description="Names in file order, or rgb, rgbn, bgrn, 10-band, 12-band, 13-band.")
+    offset: Annotated[str, StringConstraints(pattern=r"^(auto|none|-?\d{1,6})$")] | None = None
+    scale: float | None = Field(None, gt=0, le=1000)
+    mask: Literal["auto", "scl", "own", "s2cloudless", "omnicloudmask"] | None = None
+    model: Words | None = Field(None, description="One of the shipped weights; default: the server's.")
+    steps: Annotated[str, StringConstraints(pattern=r"^([1-9]|[1-4]\d|50)(\+\d)?$")] | None = Field(
+        None, description="Sampling steps, 4 or 4+1; default: the model's own."
+    )
+    seed: int = Field(0, ge=0, le=2**31 - 1)
+    samples: int | None = Field(None, ge=1, le=16)
+    tile: int | None = Field(None, ge=64, le=1024)
+    uncertainty: bool = False
+    provenance: bool = False
+    count: bool = False
+
+
+class OutputChoice(BaseModel):
+    """How one output is wanted."""
+
+    model_config = ConfigDict(extra="ignore")
+    transmissionMode: Literal["value", "reference"] | None = None
+    format: dict[str, Any] | None = None
+
+
+class Execute(BaseModel):
+    """OGC API - Processes: a request to run a process."""
+
+    model_config = ConfigDict(extra="ignore")
+    inputs: RemoveInputs
+    outputs: dict[Literal["clear", "item", "preview", "uncertainty", "provenance", "count"], OutputChoice] | None = None
+    response: Literal["document", "raw"] = "document"

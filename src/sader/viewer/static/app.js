@@ -1,0 +1,567 @@
+// The page: scenes, dates, jobs, results. Nothing is kept here that the server does not know.
+
+import { SwipeMap } from "/static/map.js";
+
+const $ = (id) => document.getElementById(id);
+const state = { scene: null, job: null, shares: null, running: null, folder: "", chosen: new Set(), shown: new Set() };
+
+const map = new SwipeMap({
+  canvas: $("map"),
+  handle: $("handle"),
+  onPoint: (pixel) => point(pixel),
+  onBroken: () => explain("a part of the image could not be read; the server's terminal says why."),
+});
+
+// ------------------------------------------------------------------ talking to the server
+
+class Refusal extends Error {
+  constructor(said) {
+    super(said.detail || said.title || "the server refused");
+    this.title = said.title;
+    this.status = said.status;
+  }
+}
+
+async function ask(method, path, body, headers = {}) {
+  let answer;
+  try {
+    answer = await fetch(path, {
+      method,
+      headers: body === undefined ? headers : { "Content-Type": "application/json", ...headers },
+      body: body === undefined ? undefined : JSON.stringify(body),
+      credentials: "same-origin",
+    });
+  } catch {
+    throw new Refusal({ title: "Offline", detail: "the server does not answer. Is sader serve still running?" });
+  }
+  if (answer.status === 401) login();
+  const text = await answer.text();
+  const said = text ? JSON.parse(text) : null;
+  if (!answer.ok) throw new Refusal(said || { status: answer.status });
+  return said;
+}
+
+function explain(text) {
+  $("error-text").textContent = text;
+  $("error").hidden = false;
+}
+
+function clearError() {
+  $("error").hidden = true;
+}
+
+// Runs what a button does: messages of errors are shown, the button rests meanwhile.
+async function attempt(button, work) {
+  clearError();
+  if (button) button.disabled = true;
+  try {
+    await work();
+  } catch (error) {
+    explain(error.message);
+    if (error.title === "BandError") {
+      $("dates-section").hidden = false;
+      $("reading").open = true;
+      $("bands").focus();
+    }
+    if (!(error instanceof Refusal)) console.error(error);
+  } finally {
+    if (button) button.disabled = false;
+  }
+}
+
+function element(kind, attributes = {}, ...children) {
+  const made = document.createElement(kind);
+  for (const [key, value] of Object.entries(attributes)) {
+    if (key.startsWith("on")) made.addEventListener(key.slice(2), value);
+    else if (value !== undefined && value !== null && value !== false) made.setAttribute(key, value === true ? "" : value);
+  }
+  made.append(...children);
+  return made;
+}
+
+// ------------------------------------------------------------------ token
+
+function login() {
+  if (!$("login").open) $("login").showModal();
+}
+
+$("login").addEventListener("cancel", (event) => event.preventDefault());
+$("login-form").addEventListener("submit", async (event) => {
+  event.preventDefault();
+  $("login-error").textContent = "";
+  const answer = await fetch("/session", {
+    method: "POST", headers: { "Content-Type": "application/json" }, body: JSON.stringify({ token: $("token").value.trim() }),
+  });
+  $("token").value = "";
+  if (answer.ok) {
+    $("login").close();
+    clearError();
+    begin();
+  } else {
+    $("login-error").textContent = "That is not this server's token.";
+  }
+});
+
+// ------------------------------------------------------------------ choosing a scene
+
+async function openDemo() {
+  $("upload-status").textContent = "Making the demo scene ...";
+  try {
+    const made = await ask("POST", "/scenes", { demo: true });
+    await openScene(made.id);
+  } finally {
+    $("upload-status").textContent = "";
+  }
+}
+
+$("demo").addEventListener("click", (event) => attempt(event.currentTarget, openDemo));
+$("demo-big").addEventListener("click", (event) => attempt(event.currentTarget, openDemo));
+$("error-close").addEventListener("click", clearError);
+
+function send(path, file, tell) {
+  return new Promise((resolve, reject) => {
+    const request = new XMLHttpRequest();
+    request.open("PUT", path);
+    request.setRequestHeader("Content-Type", "application/octet-stream");
+    request.upload.onprogress = (event) => tell(event.loaded);
+    request.onload = () => {
+      if (request.status === 201) return resolve();
+      let said = { status: request.status };
+      try { said = JSON.parse(request.responseText); } catch { /* not ours */ }
+      return reject(new Refusal(said));
+    };
+    request.onerror = () => reject(new Refusal({ detail: `sending ${file.name} failed: the server closed the line or is gone.` }));
+    request.send(file);
+  });
+}
+
+async function upload(files) {
+  if (!files.length) return;
+  const made = await ask("POST", "/scenes", {});
+  const total = files.reduce((sum, file) => sum + file.size, 0) || 1;
+  let before = 0;
+  try {
+    for (const file of files) {
+      const tell = (loaded) => {
+        const share = Math.floor((100 * (before + loaded)) / total);
+        $("upload-status").textContent = `Sending ${file.name}: ${share} %`;
+      };
+      tell(0);
+      await send(`/scenes/${made.id}/files/${encodeURIComponent(file.name)}`, file, tell);
+      before += file.size;
+    }
+    await openScene(made.id);
+  } catch (error) {
+    if (error.title !== "BandError") ask("DELETE", `/scenes/${made.id}`).catch(() => {});
+    throw error;
+  } finally {
+    $("upload-status").textContent = "";
+  }
+}
+
+$("files").addEventListener("change", (event) => {
+  const files = [...event.target.files];
+  attempt(null, () => upload(files)).then(() => { event.target.value = ""; });
+});
+for (const kind of ["dragenter", "dragover"]) {
+  document.addEventListener(kind, (event) => {
+    event.preventDefault();
+    $("drop").classList.add("over");
+  });
+}
+document.addEventListener("dragleave", (event) => {
+  if (!event.relatedTarget) $("drop").classList.remove("over");
+});
+document.addEventListener("drop", (event) => {
+  event.preventDefault();
+  $("drop").classList.remove("over");
+  attempt(null, () => upload([...event.dataTransfer.files]));
+});
+
+$("browse").addEventListener("click", () => {
+  const open = $("folder").hidden;
+  $("folder").hidden = !open;
+  $("browse").setAttribute("aria-expanded", String(open));
+  if (open) attempt(null, () => list(""));
+});
+$("up").addEventListener("click", () => attempt(null, () => list(state.folder.split("/").slice(0, -1).join("/"))));
+$("open-paths").addEventListener("click", (event) => attempt(event.currentTarget, async () => {
+  const made = await ask("POST", "/scenes", { paths: [...state.chosen] });
+  await openScene(made.id);
+}));
+
+async function list(path) {
+  const entries = await ask("GET", `/folder?path=${encodeURIComponent(path)}`);
+  state.folder = path;
+  state.chosen.clear();
+  $("here").textContent = `/${path}`;
+  $("up").disabled = !path;
+  $("open-paths").disabled = true;
+  const rows = entries.map((entry) => {
+    const box = element("input", { type: "checkbox", id: `e-${entry.path}`, onchange: () => {
+      if (box.checked) state.chosen.add(entry.path); else state.chosen.delete(entry.path);
+      $("open-paths").disabled = !state.chosen.size;
+    } });
+    const name = element("label", { for: `e-${entry.path}` }, entry.kind === "folder" ? `${entry.name}/` : entry.name);
+    const row = element("li", {}, box, name);
+    if (entry.kind === "folder") row.append(element("button", { type: "button", "aria-label": `Look into ${entry.name}`, onclick: () => attempt(null, () => list(entry.path)) }, "→"));
+    return row;
+  });
+  $("entries").replaceChildren(...(rows.length ? rows : [element("li", { class: "muted" }, "Nothing here that can be opened.")]));
+}
+
+// ------------------------------------------------------------------ a scene
+
+function dayOf(date, index) {
+  return date.date ? date.date.slice(0, 10) : `${index + 1}: ${date.name}`;
+}
+
+async function openScene(id, job = null) {
+  state.job = null;
+  state.shares = null;
+  state.scene = { id };
+  let scene;
+  try {
+    scene = await ask("GET", `/scenes/${id}`);
+  } catch (error) {
+    if (error.title !== "BandError") state.scene = null;
+    throw error;
+  }
+  showScene(scene);
+  if (job) showResult(job);
+  remember();
+  const asked = id;
+  ask("GET", `/scenes/${id}/clouds`).then((shares) => {
+    if (state.scene?.id !== asked) return;
+    state.shares = shares;
+    drawFilm();
+    fillReference();
+  }).catch((error) => note(`The cloud share is not known: ${error.message}`));
+}
+
+function showScene(scene) {
+  state.scene = scene;
+  $("empty").hidden = true;
+  $("dates-section").hidden = false;
+  $("run-section").hidden = false;
+  $("result-section").hidden = true;
+  $("scene-title").textContent = scene.title;
+  $("bands").value = scene.reading.bands ?? "";
+  $("offset").value = scene.reading.offset ?? "";
+  $("scale").value = scene.reading.scale ?? "";
+  $("notices").replaceChildren();
+  state.shown.clear();
+  scene.notices.forEach(note);
+  for (const input of document.querySelectorAll("input[name=combination]")) input.disabled = !scene.combinations.includes(input.value);
+  const checked = document.querySelector("input[name=combination]:checked");
+  if (checked.disabled) {
+    const first = document.querySelector("input[name=combination]:not(:disabled)");
+    if (first) first.checked = true;
+    else explain(`the bands ${scene.bands.join(", ")} make no picture: red, green and blue, or red and near infrared are needed.`);
+  }
+  drawFilm();
+  fillReference();
+  fillSides("0", scene.dates.length > 1 ? "1" : "0");
+  map.show(scene.grid);
+  map.setSplit(0.5);
+  refresh();
+}
+
+function note(text) {
+  if (state.shown.has(text)) return;
+  state.shown.add(text);
+  $("notices").append(element("li", {}, text));
+}
+
+function drawFilm() {
+  const { scene, shares } = state;
+  const factor = smallFactor(scene.grid);
+  $("film").replaceChildren(...scene.dates.map((date, index) => {
+    const share = shares ? Math.round(100 * shares[index]) : null;
+    const caption = element("span", { class: "caption" }, element("b", {}, dayOf(date, index)));
+    const line = element("span", { class: "share" });
+    if (share === null) line.append("finding clouds ...");
+    else line.append(element("meter", { min: 0, max: 100, value: share, "aria-hidden": "true" }), `${share} % hidden`);
+    caption.append(line);
+    const picture = element("img", { src: address(String(index), "true")(factor, 0, 0), alt: "", loading: "lazy" });
+    if (!scene.combinations.includes("true")) picture.src = address(String(index), scene.combinations[0])(factor, 0, 0);
+    const button = element("button", {
+      type: "button", "aria-pressed": String($("left").value === String(index)), title: date.name,
+      "aria-label": `Show ${dayOf(date, index)} on the left${share === null ? "" : `, ${share} percent hidden`}`,
+      onclick: () => { $("left").value = String(index); refresh(); },
+    }, picture, caption);
+    return element("li", {}, button);
+  }));
+}
+
+function smallFactor(grid) {
+  let factor = 1;
+  while (factor < 256 && Math.max(grid.width, grid.height) / factor > 512) factor *= 2;
+  return factor;
+}
+
+function fillReference() {
+  const { scene, shares } = state;
+  const before = $("reference").value;
+  let clearest = "";
+  if (shares) {
+    const at = shares.indexOf(Math.min(...shares));
+    clearest = `: ${dayOf(scene.dates[at], at)}`;
+  }
+  $("reference").replaceChildren(
+    element("option", { value: "auto" }, `the clearest${clearest}`),
+    ...scene.dates.map((date, index) => element("option", { value: date.name }, dayOf(date, index))),
+    element("option", { value: "none" }, "none: a new image"),
+  );
+  if ([...$("reference").options].some((option) => option.value === before)) $("reference").value = before;
+}
+
+function fillSides(left, right) {
+  const options = () => [
+    ...(state.job ? [element("option", { value: "result" }, "Result")] : []),
+    ...state.scene.dates.map((date, index) => element("option", { value: String(index) }, dayOf(date, index))),
+  ];
+  $("left").replaceChildren(...options());
+  $("right").replaceChildren(...options());
+  $("left").value = left;
+  $("right").value = right;
+}
+
+function address(layer, combination) {
+  const { scene, job } = state;
+  return (factor, column, row) => {
+    const query = new URLSearchParams({ combination, factor, column, row });
+    if (job && !/^\d+$/.test(layer)) query.set("job", job.jobID);
+    // The reading decides what is drawn, so it is part of the address under which a browser keeps it.
+    query.set("v", JSON.stringify(scene.reading));
+    return `/scenes/${scene.id}/layers/${layer}?${query}`;
+  };
+}
+
+function refresh() {
+  const { scene, job } = state;
+  if (!scene?.grid) return;
+  const combination = document.querySelector("input[name=combination]:checked").value;
+  const has = (layer) => job && job["sader:report"] && job.layers?.has(layer);
+  for (const input of document.querySelectorAll("input[name=overlay]")) input.disabled = Boolean(input.value) && !has(input.value);
+  let overlay = document.querySelector("input[name=overlay]:checked");
+  if (overlay.disabled || $("right").value !== "result") overlay = { value: "" };
+  map.setLayers({
+    left: { address: address($("left").value, combination) },
+    right: { address: address($("right").value, combination) },
+    over: overlay.value ? { address: address(overlay.value, "true") } : null,
+  });
+  for (const [side, id] of [["left", "tag-left"], ["right", "tag-right"]]) {
+    $(id).hidden = false;
+    $(id).textContent = $(side).selectedOptions[0]?.textContent ?? "";
+  }
+  $("handle").hidden = false;
+  for (const [index, button] of [...$("film").querySelectorAll("button")].entries()) {
+    button.setAttribute("aria-pressed", String($("left").value === String(index)));
+  }
+  legend(combination, overlay.value);
+}
+
+function legend(combination, overlay) {
+  const parts = [];
+  if (combination === "ndvi") parts.push("NDVI", element("i", { class: "ndvi" }), element("span", {}, element("b", {}, "−0.2"), element("b", {}, "0.9")));
+  if (overlay === "uncertainty") parts.push("standard deviation, reflectance", element("i", { class: "heat" }), element("span", {}, element("b", {}, "0"), element("b", {}, "0.02")));
+  if (overlay === "provenance") parts.push(element("i", { class: "made" }), "reconstructed; the rest was observed");
+  $("legend").replaceChildren(...parts);
+  $("legend").hidden = !parts.length;
+}
+
+$("read-again").addEventListener("click", (event) => attempt(event.currentTarget, async () => {
+  const scale = $("scale").value.trim();
+  if (scale && !Number.isFinite(Number(scale))) throw new Refusal({ detail: `scale is ${scale}; expected a number such as 0.0001.` });
+  const reading = { bands: $("bands").value.trim() || null, offset: $("offset").value.trim() || null, scale: scale ? Number(scale) : null };
+  await ask("PUT", `/scenes/${state.scene.id}/reading`, reading);
+  await openScene(state.scene.id);
+}));
+for (const id of ["left", "right"]) $(id).addEventListener("change", refresh);
+for (const input of document.querySelectorAll("input[name=combination], input[name=overlay]")) input.addEventListener("change", refresh);
+$("zoom-in").addEventListener("click", () => map.zoom(1.5));
+$("zoom-out").addEventListener("click", () => map.zoom(1 / 1.5));
+$("fit").addEventListener("click", () => map.fit());
+
+// ------------------------------------------------------------------ values under the cursor
+
+let timer = 0;
+let last = "";
+function point(pixel) {
+  const { scene, job } = state;
+  if (!pixel || !scene?.grid) return;
+  const [a, b, c, d, e, f] = scene.grid.transform;
+  const x = a * (pixel.column + 0.5) + b * (pixel.row + 0.5) + c;
+  const y = d * (pixel.column + 0.5) + e * (pixel.row + 0.5) + f;
+  const digits = scene.grid.degrees ? 6 : 0;
+  const place = scene.grid.crs ? `${scene.grid.crs}  ${x.toFixed(digits)}, ${y.toFixed(digits)}  ·  ` : "";
+  const pixelText = `column ${pixel.column}, row ${pixel.row}`;
+  $("place").textContent = place + pixelText;
+  const key = `${scene.id} ${job?.jobID} ${pixel.column} ${pixel.row}`;
+  if (key === last) return;
+  last = key;
+  clearTimeout(timer);
+  timer = setTimeout(async () => {
+    const query = new URLSearchParams({ column: pixel.column, row: pixel.row });
+    if (job) query.set("job", job.jobID);
+    try {
+      const found = await ask("GET", `/scenes/${scene.id}/values?${query}`);
+      if (key !== last) return;
+      showValues(found);
+      if (found.place) $("place").textContent = `${place}${found.place.latitude.toFixed(5)}°, ${found.place.longitude.toFixed(5)}°  ·  ${pixelText}`;
+    } catch { /* the next movement asks again */ }
+  }, 120);
+}
+
+function showValues(found) {
+  const near = found.bands.indexOf("B08");
+  const red = found.bands.indexOf("B04");
+  const row = (name, values, kind) => {
+    const cells = found.bands.map((band, index) => element("td", {}, values ? values[index].toFixed(4) : "–"));
+    const index = values && near >= 0 && red >= 0 ? (values[near] - values[red]) / Math.max(1e-6, values[near] + values[red]) : null;
+    return element("tr", { class: kind ?? "" }, element("th", { scope: "row" }, name), ...cells, element("td", {}, index === null ? "–" : index.toFixed(3)));
+  };
+  const side = (id) => {
+    const value = $(id).value;
+    if (value === "result") return row(resultName(found), found.result, "result");
+    return row(dayOf(state.scene.dates[Number(value)], Number(value)), found.dates[Number(value)]);
+  };
+  const rows = [side("left"), ...($("right").value === $("left").value ? [] : [side("right")])];
+  if (found.uncertainty && [$("left").value, $("right").value].includes("result")) {
+    const spread = found.uncertainty.map((value) => (value === null ? 0 : value));
+    const made = row("± standard deviation", spread);
+    made.lastChild.textContent = "";
+    rows.push(made);
+  }
+  const head = element("tr", {}, element("th", { scope: "col" }, "reflectance"), ...found.bands.map((band) => element("th", { scope: "col" }, band)), element("th", { scope: "col" }, "NDVI"));
+  $("values").replaceChildren(element("table", {}, element("thead", {}, head), element("tbody", {}, ...rows)));
+}
+
+function resultName(found) {
+  const code = found.provenance?.[0];
+  return code === 2 ? "Result (reconstructed)" : code === 1 ? "Result (observed)" : "Result";
+}
+
+// ------------------------------------------------------------------ a job
+
+$("run").addEventListener("click", (event) => attempt(event.currentTarget, async () => {
+  const inputs = { scene: state.scene.id, reference: $("reference").value, uncertainty: true, provenance: true, seed: Number($("seed").value || 0) };
+  if ($("mask").value) inputs.mask = $("mask").value;
+  if ($("steps").value.trim()) inputs.steps = $("steps").value.trim();
+  const job = await ask("POST", "/processes/remove-clouds/execution", { inputs }, { Prefer: "respond-async" });
+  await follow(job);
+}));
+
+async function follow(job) {
+  state.running = job.jobID;
+  $("run").disabled = true;
+  $("working").hidden = false;
+  $("result-section").hidden = true;
+  const begun = Date.parse(job.created);
+  $("cancel").disabled = false;
+  try {
+    while (["accepted", "running"].includes(job.status)) {
+      $("progress").value = job.progress;
+      const seconds = Math.max(0, Math.round((Date.now() - begun) / 1000));
+      $("progress-text").textContent = `${job.message}, ${job.progress} % (${seconds} s)`;
+      await new Promise((resolve) => setTimeout(resolve, 400));
+      job = await ask("GET", `/jobs/${job.jobID}`);
+    }
+  } finally {
+    $("working").hidden = true;
+    $("run").disabled = false;
+    state.running = null;
+  }
+  job["sader:notices"].forEach(note);
+  if (job.status === "failed") throw new Refusal({ detail: job.message });
+  if (job.status === "dismissed") {
+    $("upload-status").textContent = "";
+    $("result-section").hidden = false;
+    $("downloads").replaceChildren();
+    $("result-text").textContent = "Cancelled. Nothing was kept.";
+    return;
+  }
+  const results = await ask("GET", `/jobs/${job.jobID}/results`);
+  showResult(job, results);
+  remember();
+  earlier();
+}
+
+$("cancel").addEventListener("click", async () => {
+  if (!state.running) return;
+  $("cancel").disabled = true;
+  try {
+    await ask("DELETE", `/jobs/${state.running}`);
+  } catch (error) {
+    explain(error.message);
+  }
+});
+
+const NAMES = {
+  clear: ["Cloud-free image", "Cloud Optimized GeoTIFF"],
+  uncertainty: ["Uncertainty", "GeoTIFF, standard deviation"],
+  provenance: ["Provenance", "GeoTIFF, 1 observed, 2 reconstructed"],
+  count: ["Clear observations", "GeoTIFF"],
+  item: ["STAC Item", "JSON"],
+  preview: ["Picture", "PNG with all dates"],
+};
+
+function showResult(job, results) {
+  const report = job["sader:report"];
+  job.layers = new Set(Object.keys(results));
+  state.job = job;
+  last = "";
+  const total = Object.values(report.pixels).reduce((sum, count) => sum + count, 0) || 1;
+  const share = (name) => `${(100 * (report.pixels[name] ?? 0) / total).toFixed(1)} %`;
+  const at = state.scene.dates.findIndex((date) => date.name === report.reference);
+  const cleaned = at >= 0 ? `${dayOf(state.scene.dates[at], at)} cleaned` : "A new image";
+  $("result-text").textContent = `${cleaned}: ${share("observed")} observed, ${share("reconstructed")} reconstructed, in ${report.seconds.toFixed(0)} s with ${report.model}.`;
+  $("downloads").replaceChildren(...Object.keys(NAMES).filter((name) => job.layers.has(name)).map((name) => element("li", {},
+    element("a", { href: `/jobs/${job.jobID}/results/${name}`, download: name === "item" ? "clear.json" : "", id: `get-${name}` }, `↓ ${NAMES[name][0]}`, element("small", {}, NAMES[name][1])))));
+  $("result-section").hidden = false;
+  fillSides(at >= 0 ? String(at) : "0", "result");
+  refresh();
+  // In a narrow window the image is above the settings: that is where the result is seen.
+  (matchMedia("(max-width: 760px)").matches ? document.querySelector("header") : $("result-section")).scrollIntoView({ block: "nearest" });
+}
+
+async function earlier() {
+  const { jobs } = await ask("GET", "/jobs?status=successful&limit=8");
+  const rows = jobs.filter((job) => job["sader:scene"]).map((job) => element("li", {}, element("button", {
+    type: "button", onclick: (event) => attempt(event.currentTarget, () => openJob(job.jobID)),
+  }, job.finished.slice(0, 16).replace("T", " "), element("small", {}, `${job["sader:report"].dates.length} dates, ${job["sader:report"].size[1]} × ${job["sader:report"].size[0]}`))));
+  $("earlier").replaceChildren(...rows);
+  $("earlier-section").hidden = !rows.length;
+}
+
+async function openJob(id) {
+  const job = await ask("GET", `/jobs/${id}`);
+  if (!job["sader:scene"]) throw new Refusal({ detail: "this job was not started from a scene of the page; its files are at its results." });
+  await openScene(job["sader:scene"]);
+  if (job.status === "successful") showResult(job, await ask("GET", `/jobs/${id}/results`));
+  else await follow(job);
+  remember();
+}
+
+// ------------------------------------------------------------------ start
+
+function remember() {
+  const place = state.job ? `#job=${state.job.jobID}` : state.scene?.grid ? `#scene=${state.scene.id}` : "";
+  history.replaceState(null, "", `${location.pathname}${place}`);
+}
+
+async function begin() {
+  const session = await ask("GET", "/session");
+  if (!session.open) return login();
+  await attempt(null, async () => {
+    await earlier();
+    const [kind, id] = location.hash.slice(1).split("=");
+    if (kind === "job" && id) await openJob(id);
+    else if (kind === "scene" && id) await openScene(id);
+  });
+  document.body.dataset.ready = "yes";
+  return undefined;
+}
+
+attempt(null, begin);
