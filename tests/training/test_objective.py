@@ -12,7 +12,7 @@ from sader.config import ModelConfig
 from sader.data.series import SeriesBatch
 from sader.model.mtcdn import MTCDNConfig
 from sader.presets import small
-from sader.training.objective import Objective, spatial_error
+from sader.training.objective import Objective, ObjectiveConfig, spatial_error, texture_error
 
 SIDE = 32
 
@@ -118,3 +118,48 @@ def test_spatial_error_by_hand():
     assert spatial_error(prediction, target, weight, gradient=1.0).item() == pytest.approx(0.05 + 0.05 + 0.05)
     weight[..., 0, 1] = 0
     assert spatial_error(prediction, target, weight, gradient=1.0).item() == 0
+
+
+def test_texture_error_is_about_contrast_not_about_place() -> None:
+    generator = torch.Generator().manual_seed(2)
+    target = torch.rand(1, 3, 32, 32, generator=generator)
+    weight = torch.ones_like(target)
+    blurred = torch.nn.functional.avg_pool2d(target, 3, 1, 1, count_include_pad=False)
+    assert texture_error(target, target, weight).item() == 0
+    assert texture_error(target + 0.2, target, weight).item() < 1e-5  # brightness is another term's business
+    assert texture_error(blurred, target, weight) > 5 * texture_error(target.roll(8, dims=-1), target, weight)
+    hidden = weight.clone()
+    hidden[..., 16:] = 0
+    spoilt = torch.where(hidden > 0, target, torch.tensor(9.0))
+    assert texture_error(spoilt, target, hidden).item() == 0
+
+
+def test_masks_only_moves_the_mask_networks_alone() -> None:
+    model = composite_model()
+    loss, terms = Objective(ObjectiveConfig(masks_only=True))(model, batch(), torch.Generator().manual_seed(0))
+    loss.backward()
+    moved = {name.split(".")[1] for name, p in model.named_parameters() if p.grad is not None and p.grad.any()}
+    assert moved == {"cloud_head", "second_look"}
+    assert set(terms) == {"cloud_head", "second_look"}
+    torch.testing.assert_close(loss.detach(), terms["cloud_head"] + terms["second_look"])
+
+
+def test_the_second_look_never_sees_the_true_mask_of_the_date_to_be_cleaned() -> None:
+    """Otherwise it would learn to copy it, and fail where nobody gives one."""
+    model, given = composite_model(), replace(batch(), reference=torch.tensor([0, 1]))
+    config = ObjectiveConfig(masks_only=True, own_mask=0.0)
+    _, terms = Objective(config)(model, given, torch.Generator().manual_seed(0))
+    wrong = given.cloud_mask.clone()
+    rows = torch.arange(len(wrong))
+    wrong[rows, given.reference] = ~wrong[rows, given.reference]
+    _, again = Objective(config)(model, replace(given, cloud_mask=wrong), torch.Generator().manual_seed(0))
+    assert torch.equal(terms["second_look"], again["second_look"])
+
+
+def test_the_error_head_moves_nothing_but_itself() -> None:
+    model = composite_model()
+    nothing = {"composite": 0.0, "diffusion": 0.0, "regression": 0.0, "cloud_head": 0.0}
+    loss, _ = Objective(ObjectiveConfig(**nothing))(model, batch(), torch.Generator().manual_seed(0))
+    loss.backward()
+    moved = {name.split(".")[1] for name, p in model.named_parameters() if p.grad is not None and p.grad.any()}
+    assert moved == {"error_head"}
