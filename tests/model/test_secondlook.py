@@ -1,4 +1,4 @@
-"""The second look: untrained it changes nothing, it judges the date to be cleaned alone, and it sees what others show."""
+"""The second look: untrained it changes nothing; it judges the date to be cleaned alone, by what other dates show."""
 
 from __future__ import annotations
 

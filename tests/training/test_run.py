@@ -119,10 +119,10 @@ def test_time_limit_ends_the_run_and_its_schedule(tiny: list[str], shards: Path,
     assert 1 < last < 1000
     assert load_checkpoint(tmp_path / "run" / "model.safetensors").card["steps"] == last
     seconds = {step: value for step, name, value in rows if name == "seconds"}
-    assert seconds[last] >= 0.5
+    assert seconds[last] >= 3
     for step, name, value in rows:
         if name == "lr_factor" and step > 1:
-            assert value == rate_factor(progress_of(step - 1, 100_000, seconds[step - 1], 0.5), warmup=0.2)
+            assert value == rate_factor(progress_of(step - 1, 100_000, seconds[step - 1], 3), warmup=0.2)
 
 
 @pytest.mark.parametrize("log_every", [1, 50])
