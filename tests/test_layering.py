@@ -25,13 +25,26 @@ LAYERS: list[tuple[str, tuple[str, ...]]] = [
     # The rivals are networks: checkpoints and the pipeline hold them as they hold SADER's own.
     (
         "run",
-        ("config", "presets", "checkpoint", "inputs", "tiling", "pipeline", "scenematch", "tilegraph")
-        + ("data.series", "baselines"),
+        (
+            "config",
+            "presets",
+            "checkpoint",
+            "inputs",
+            "tiling",
+            "pipeline",
+            "scenematch",
+            "tilegraph",
+            "backends",
+            "export",
+            "fast",
+            "data.series",
+            "baselines",
+        ),
     ),
-    ("data", ("data", "picture", "geo.stack", "geo.values", "geo.bandnames", "geo.raster")),
+    ("data", ("data", "picture", "report", "geo.stack", "geo.values", "geo.bandnames", "geo.raster")),
     ("training", ("training",)),
     ("geo", ("geo",)),
-    ("edges", ("evaluation", "report", "info", "demo", "cli", "data.commands", "viewer", "__main__")),
+    ("edges", ("evaluation", "info", "demo", "cli", "bench", "speed_commands", "data.commands", "viewer", "__main__")),
 ]
 
 

@@ -104,3 +104,31 @@ def test_feather_meets_the_clear_pixels_and_fades():
     assert (made[..., 120:] - 0.2).abs().max() < 1e-6
     steps = made.diff(dim=-1).abs().max()
     assert steps < 1e-3, "no edge around the clear pixels"
+
+
+def deep_in_a_hole(seen: float, cloud: float = 0.7) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the correction of the stated error at a hole's far end, for a tile of which a strip `seen` is clear."""
+    from sader.model.composite import prepare_dates
+    from sader.model.uncertainty import steady_correction
+
+    land = torch.rand(1, 1, 3, 256, 256, generator=torch.Generator().manual_seed(0)) * 0.1 - 0.8
+    cloudy = torch.cat([land, land + 0.02 * torch.randn(land.shape, generator=torch.Generator().manual_seed(1))], dim=1)
+    hidden = torch.zeros(1, 2, 256, 256)
+    hidden[:, 0, :, round(256 * seen) :] = 1.0
+    cloudy[:, 0] = torch.where(hidden[:, :1] > 0, cloud, cloudy[:, 0])
+    everywhere = torch.ones(1, 2, 256, 256, dtype=torch.bool)
+    matched = prepare_dates(cloudy, cloud=hidden, observed=everywhere, reference=torch.tensor([0]))
+    weights = torch.zeros(1, 3, 256, 256)
+    weights[:, 1] = 1.0
+    return steady_correction(matched, weights)[0, 0, :, -64:], matched.variance[0, 1, :, -64:]
+
+
+def test_the_stated_error_does_not_come_from_the_cloud_of_the_reference():
+    """In a large hole the excess that the cloud's brightness causes is taken off; elsewhere nothing is changed."""
+    correction, _ = deep_in_a_hole(0.17)
+    assert correction.max() < -0.3
+    assert deep_in_a_hole(0.65)[0].abs().max() == 0, "as the network was trained"
+    assert (deep_in_a_hole(0.3)[0] > correction).all(), "the less is seen, the more is taken off"
+    # Without a cloud's brightness in the hole there is no excess, and nothing to take off.
+    nothing, _ = deep_in_a_hole(0.17, cloud=-0.75)
+    assert nothing.abs().mean() < 0.2 * correction.abs().mean()

@@ -18,6 +18,7 @@ from sader.data.commands import app as data_commands
 from sader.errors import SaderError
 from sader.evaluation.commands import register as register_evaluation
 from sader.geo.commands import register as register_geo
+from sader.speed_commands import register as register_speed
 from sader.training.commands import register as register_training
 from sader.viewer.commands import register as register_viewer
 
@@ -178,6 +179,7 @@ def _print_model(details: ModelInfo | RivalInfo) -> None:
 register_geo(app)
 register_training(app)
 register_evaluation(app)
+register_speed(app)
 register_viewer(app)
 app.add_typer(data_commands, name="data")
 

@@ -20,7 +20,7 @@ from sader.checkpoint import find_checkpoint, read_header, shipped
 from sader.complexity import count_macs, count_parameters, on_meta
 from sader.config import ModelConfig
 from sader.errors import ConfigError, did_you_mean
-from sader.model.guide import make_guide
+from sader.model.guide import LearnedGuide, make_guide
 from sader.model.mtcdn import MTCDN, Condition
 from sader.presets import PRESETS, get_preset
 
@@ -199,6 +199,8 @@ def _guide_macs(config: ModelConfig, bands: int, size: int) -> int:
         if guide is None:
             return 0
         missing = on_meta(1, 1, size, size, dtype=torch.bool)
+        if isinstance(guide, LearnedGuide):  # it asks for autocast, which the meta device does not know
+            return count_macs(guide.network.eval(), on_meta(1, bands, size, size), missing)["total"]
         return count_macs(guide, on_meta(1, bands, size, size), missing, mean=on_meta(1, bands, size, size))["total"]
 
 

@@ -51,6 +51,12 @@ class PreparedSeries:
         """Return the part of the series inside a window."""
         return self._each(lambda x: x[..., *window.slices])
 
+    def with_change(self, change: NDArray[np.float32]) -> PreparedSeries:
+        """Return the series with what the matching of the whole scene adds: (T, C, H, W), in the bands of the user."""
+        added = np.zeros(self.cloudy.shape[1:], dtype=np.float32)
+        added[:, list(self.output)] = np.where(self.valid[0, :, None].numpy(), change, 0.0)
+        return replace(self, change=torch.from_numpy(added)[None])
+
     def padded(self, multiple: int) -> PreparedSeries:
         """Return the series with its size reflected up to a multiple."""
         height, width = (-(-size // multiple) * multiple for size in self.cloudy.shape[-2:])
@@ -112,14 +118,9 @@ def prepare_series(
 
     full = np.full((dates, len(network.bands), height, width), 0.5, dtype=np.float32)
     full[:, list(positions)] = np.where(seen[:, None], array, 0.5)
-    moved: Tensor | None = None
-    if scene_change is not None:
-        added = np.zeros_like(full)
-        added[:, list(positions)] = np.where(seen[:, None], scene_change, 0.0)
-        moved = torch.from_numpy(added)[None]
     present = np.zeros(len(network.bands), dtype=bool)
     present[list(positions)] = True
-    return PreparedSeries(
+    series = PreparedSeries(
         cloudy=torch.from_numpy(full)[None],
         valid=torch.from_numpy(seen)[None],
         cloud=torch.from_numpy(_cloud(cloud_mask, (dates, height, width)))[None],
@@ -128,8 +129,8 @@ def prepare_series(
         days=_days(days, dates),
         aux=_aux(aux, network, array.shape, seen),
         output=positions,
-        change=moved,
     )
+    return series if scene_change is None else series.with_change(scene_change)
 
 
 def _number_array(values: ArrayLike, name: str) -> NDArray[np.float32]:

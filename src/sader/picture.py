@@ -178,13 +178,14 @@ def before_after(
     reference: int | None = None,
     days: Sequence[float] | None = None,
     rivals: Sequence[tuple[str, NDArray[np.floating]]] = (),
+    spread: NDArray[np.floating] | None = None,
     title: str | None = None,
     note: str | None = None,
 ) -> Image.Image:
     """Return the figure: the dates (and the reference's mask) above; the result, its rivals, truth and error below.
 
     cloudy (T, C, H, W); result and truth (C, H, W); cloud_mask (T, H, W), True = cloud or shadow; rivals are
-    (caption, image) pairs. The reference date is framed.
+    (caption, image) pairs; spread (C, H, W) is the error that was expected. The reference date is framed.
     """
     if cloudy.ndim != 4 or cloudy.shape[1:] != result.shape:
         raise ShapeError(
@@ -209,6 +210,8 @@ def before_after(
     if truth is not None:
         below.append(Panel(shown(truth), "truth"))
         below.append(Panel(error_picture(result, truth, bands=bands), "error of the result (yellow: 0.05)"))
+    if spread is not None:
+        below.append(Panel(heat_picture(spread.mean(axis=0), full_scale=0.05), "error it expected (yellow: 0.05)"))
     return compose([above, below], title=title, note=note)
 
 

@@ -6,7 +6,7 @@ projections: those are in `sader.geo`.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
 
@@ -30,19 +29,19 @@ from sader.inputs import PreparedSeries, parse_steps, prepare_series
 from sader.model.matching import match_dates
 from sader.model.mtcdn import MTCDN, Condition
 from sader.sampling import Correction, NoiseSource, Solver, karras_sigmas, sample
-from sader.scenematch import feather
+from sader.scenematch import SceneMatch, decimation, feather, look_factor
+from sader.tilegraph import expected_error, used_cloud, where_seen
 from sader.tiling import Blend, NoiseField, Progress, Ticks, Window, plan_windows
 
 if TYPE_CHECKING:
     import xarray as xr
 
+    from sader.backends import OnnxTiles
     from sader.geo.arrays import LoadFunction
     from sader.geo.scene import SceneReport
     from sader.resampling import Guide
 
 DEFAULT_MODEL = "sader-s2-rgbn"
-LEAST_SEEN = 0.15
-"""Part of a tile that the reference date must show clearly to be the measure for the other dates there."""
 
 
 @dataclass(frozen=True)
@@ -61,15 +60,21 @@ class RemoverOptions:
     """None = the checkpoint's own; "euler" or "heun"."""
     guide: str | None = None
     """Guide of the resampling; None = the checkpoint's own."""
+    guide_weights: str | None = None
+    """File with the weights of a learned guide (sader pretrain-guide); None = the shipped ones, where there are."""
     cloud_threshold: float = 0.5
     """Probability of cloud or shadow from which the model's own estimate calls a pixel hidden; chosen, with the growth
     below, on training places of CloudSEN12."""
     mask_growth: int = 2
     """Pixels by which the model's own estimate is widened: a cloud's fringe costs more than a little clear land."""
+    backend: str = "torch"
+    """Who computes the tiles: "torch", or "onnx" (ONNX Runtime on the CPU; within 1e-4 of the other)."""
 
     def __post_init__(self) -> None:
         if self.batch_size < 1:
             raise ConfigError(f"batch_size is {self.batch_size}; expected at least 1 tile per evaluation.")
+        if self.backend not in ("torch", "onnx"):
+            raise ConfigError(f"backend is {self.backend!r}; expected 'torch' or 'onnx'.")
 
 
 @dataclass(frozen=True)
@@ -225,9 +230,11 @@ class CloudRemover:
         cloud = Blend(dates, height, width, overlap=self.options.overlap) if masks else None
         together = 1 if self.device.type == "cpu" else self.options.batch_size
         ticks = Ticks(len(windows) * (1 + count * samples), progress)
+        match = self._match_series(series)
         for start in range(0, len(windows), together):
             group = windows[start : start + together]
-            tiles = self._tiles([series.cut(w) for w in group], group, count, resamplings, seed, samples, ticks)
+            parts = [self._matched(series.cut(window), window, match) for window in group]
+            tiles = self._tiles(parts, group, count, resamplings, seed, samples, ticks)
             for window, tile in zip(group, tiles, strict=True):
                 clear.add(window, tile.clear)
                 assert tile.spread is not None
@@ -255,17 +262,21 @@ class CloudRemover:
         samples: int = 1,
         days: Sequence[float] | None = None,
         aux: ArrayLike | None = None,
+        match: SceneMatch | None = None,
     ) -> Removal:
         """Return what the network makes of one tile (T, C, h, w) of a larger scene; see `predict` for the arguments.
 
         window: where the tile lies in the scene. The noise belongs to the scene's pixels, so the result does not depend
-            on who computes the tile, or when; with `plan_windows` and `Blend` it is what `predict` computes.
+            on who computes the tile, or when; with `plan_windows`, `scene_match` and `Blend` it is what `predict`
+            computes.
+        match: how the dates of the whole scene are brought into one light (`scene_match`).
         The tile is raw: values may be below 0 and no pixel of the reference date is put back yet, because what is kept
         is decided on the blend of the tiles (`finish`). `kept` says what this tile alone would keep; `spread` is 0
         for one sample.
         """
+        change = None if match is None else match.change(window, np.asarray(cloudy, dtype=np.float32))
         return self.predict_tiles(
-            [{"cloudy": cloudy, "valid": valid, "cloud_mask": cloud_mask}],
+            [{"cloudy": cloudy, "valid": valid, "cloud_mask": cloud_mask, "scene_change": change}],
             windows=[window], reference=reference, bands=bands, steps=steps, seed=seed, samples=samples, days=days,
             aux=[aux],
         )[0]  # fmt: skip
@@ -364,6 +375,24 @@ class CloudRemover:
             )
         return found[0, :, :height, :width].float().cpu().numpy()
 
+    def scene_match(
+        self,
+        look: NDArray[np.float32],
+        *,
+        valid: NDArray[np.bool_],
+        cloud: NDArray[np.float32],
+        reference: int | None,
+        shape: tuple[int, int],
+    ) -> SceneMatch | None:
+        """Return how the dates of a scene are brought into one light, from a look at it from afar (T, C, h, w).
+
+        valid, cloud: (T, h, w), the latter as `estimate_cloud` gives it. shape: (height, width) of the scene. None
+        where there is nothing to bring together: one tile sees all, one date only, or a network that matches no dates.
+        """
+        if max(shape) <= self._tile() or len(look) == 1 or not self.config.network.composite or not valid.any():
+            return None
+        return SceneMatch.fit(look, valid=valid, cloud=cloud, reference=reference, factor=look_factor(*shape))
+
     def remove_files(
         self,
         files: Sequence[str | Path],
@@ -444,6 +473,28 @@ class CloudRemover:
                 "model has no cloud head. Give cloud_mask, or use reference=None."
             )
 
+    def _match_series(self, series: PreparedSeries) -> SceneMatch | None:
+        """Return `scene_match` of a whole array, from the middle of every n x n pixels."""
+        height, width = series.cloudy.shape[-2:]
+        shape = height, width
+        if max(shape) <= self._tile() or series.cloudy.shape[1] == 1 or not self.config.network.composite:
+            return None
+        every = decimation(*shape)
+        look = series.cloudy[0][:, list(series.output)][..., *every].numpy()
+        valid, cloud = series.valid[0][..., *every].numpy(), series.cloud[0][..., *every].numpy()
+        date = int(series.reference[0])
+        if valid.any():
+            masks = [None if np.isnan(one).any() else one for one in cloud]
+            names = [self.bands[position] for position in series.output]
+            cloud = self.estimate_cloud(look, valid=valid, cloud_mask=masks, bands=names)
+        return self.scene_match(look, valid=valid, cloud=cloud, reference=None if date < 0 else date, shape=shape)
+
+    @staticmethod
+    def _matched(part: PreparedSeries, window: Window, match: SceneMatch | None) -> PreparedSeries:
+        if match is None:
+            return part
+        return part.with_change(match.change(window, part.cloudy[0][:, list(part.output)].numpy()))
+
     def _tile(self) -> int:
         multiple = self.config.network.multiple
         tile = self.options.tile // multiple * multiple
@@ -482,6 +533,8 @@ class CloudRemover:
             ticks.add(len(windows) * (1 + steps * samples))
             found = to_reflectance(torch.stack(answers))[..., :height, :width].cpu().numpy()
             return [self._raw_tile(tile, found[:, index], None, None) for index, tile in enumerate(tiles)]
+        if self.options.backend == "onnx":
+            return self._onnx_tiles(tiles, joined, places, steps, resamplings, seed, samples, ticks)
         cloudy, valid, band_present = to_model_range(joined("cloudy")), joined("valid"), joined("band_present")
         used: Tensor | None = None
         shown: Tensor | None = None
@@ -508,9 +561,9 @@ class CloudRemover:
             if shown is not None:
                 own = joined("cloudy")[torch.arange(len(tiles)), joined("reference").clamp(min=0)]
                 images = [feather(image, own, shown) for image in images]
+            stated = expected_error(condition, scene=first.change is not None)
         stacked = torch.stack(images)[..., :height, :width].cpu().numpy()
         clouds = None if used is None else used[..., :height, :width].float().cpu().numpy()
-        stated = expected_error(condition)
         errors = None if stated is None else stated[..., :height, :width].cpu().numpy()
         return [
             self._raw_tile(
@@ -522,19 +575,66 @@ class CloudRemover:
             for index, tile in enumerate(tiles)
         ]
 
-    def _where_seen(self, reference: Tensor, cloud: Tensor, valid: Tensor) -> tuple[Tensor, Tensor | None]:
-        """Return the reference date (B,), -1 for tiles in which it shows next to nothing, and what it shows in those.
+    def _onnx_tiles(
+        self,
+        tiles: Sequence[PreparedSeries],
+        joined: Callable[[str], Tensor],
+        places: Sequence[Window],
+        steps: int,
+        resamplings: int,
+        seed: int,
+        samples: int,
+        ticks: Ticks,
+    ) -> list[Removal]:
+        """Return what `_tiles` returns, computed by ONNX Runtime."""
+        if resamplings or (self.options.solver or self._solver()) != "euler":
+            raise ConfigError(
+                f"backend onnx samples with Euler steps alone; asked for {steps}+{resamplings} steps and solver "
+                f"{self.options.solver or self._solver()}. Use backend torch."
+            )
+        height, width = tiles[0].cloudy.shape[-2:]
+        change = None if tiles[0].change is None else joined("change")
+        fields = [NoiseField(seed + 7919 * number) for number in range(samples)]
+        noises = [
+            torch.from_numpy(np.stack([field.window(place, channels=len(self.bands), draw=0) for place in places]))
+            for field in fields
+        ]
+        images, made = self._onnx(
+            cloudy=joined("cloudy"), valid=joined("valid"), cloud=joined("cloud"), reference=joined("reference"),
+            noises=[noise[:, None] for noise in noises], band_present=joined("band_present"), change=change,
+            steps=steps,
+        )  # fmt: skip
+        ticks.add(len(places) * (1 + steps * samples))
+        if made.shown is not None and made.shown.any():
+            own = joined("cloudy")[torch.arange(len(tiles)), joined("reference").clamp(min=0)]
+            images = [feather(image, own, made.shown) for image in images]
+        stacked = torch.stack(images)[..., :height, :width].numpy()
+        return [
+            self._raw_tile(
+                tile,
+                stacked[:, index],
+                made.cloud[index, :, :height, :width].numpy(),
+                made.error[index, :, :height, :width].numpy() if self.states_error else None,
+            )
+            for index, tile in enumerate(tiles)
+        ]
 
-        There it can be no measure for the others. They have its light already (`sader.scenematch`), so that the
-        clearest of them may take its place. The second is bool (B, H, W), None where no tile is like that.
-        """
-        rows = torch.arange(len(reference), device=reference.device)
-        date = reference.clamp(min=0)
-        clear = (cloud[rows, date] < self.options.cloud_threshold) & valid[rows, date]
-        hidden = (reference >= 0) & (clear.float().mean(dim=(-2, -1)) < LEAST_SEEN)
-        if not hidden.any():
-            return reference, None
-        return torch.where(hidden, -1, reference), clear & hidden[:, None, None]
+    @cached_property
+    def _onnx(self) -> OnnxTiles:
+        """The graphs of this model in ONNX Runtime, made when first needed."""
+        from sader.backends import OnnxTiles
+
+        if self.device.type != "cpu":
+            raise ConfigError(f"backend onnx computes on the CPU, but the device is {self.device}. Use device='cpu'.")
+        if self.rival is not None:
+            raise ConfigError(f"backend onnx runs SADER's own networks, not {self.config.name}. Use backend torch.")
+        own = Checkpoint(self.denoiser, self.config, self.card)
+        return OnnxTiles(own, threshold=self.options.cloud_threshold, growth=self.options.mask_growth)
+
+    def _where_seen(self, reference: Tensor, cloud: Tensor, valid: Tensor) -> tuple[Tensor, Tensor | None]:
+        """Return `where_seen`, with None for what is shown where no tile shows too little."""
+        led, shown = where_seen(reference, cloud, valid, threshold=self.options.cloud_threshold)
+        return (reference, None) if torch.equal(led, reference) else (led, shown)
 
     def _raw_tile(
         self,
@@ -564,17 +664,12 @@ class CloudRemover:
 
     def _cloud(self, cloudy: Tensor, valid: Tensor, given: Tensor, band_present: Tensor, reference: Tensor) -> Tensor:
         """Return the cloud probability (B, T, H, W): the given masks, the model's estimate where they are NaN."""
-        unknown = given.isnan()
-        if not unknown.any():
+        if not given.isnan().any():
             return given
-        use = valid[:, :, None] & band_present[:, None, :, None, None]
-        estimate = self.network.cloud_estimate(
-            cloudy.masked_fill(~use, 0.0), valid, band_present, given=given, reference=reference
-        )
-        # Cut to a mask, as given ones are: half-believed clouds would weigh in every fit, and cost half a dB.
-        reach = 2 * self.options.mask_growth + 1
-        estimate = F.max_pool2d(estimate, reach, stride=1, padding=reach // 2) >= self.options.cloud_threshold
-        return torch.where(unknown, estimate.to(given.dtype), given)
+        return used_cloud(
+            self.network, cloudy, valid, given, band_present, reference,
+            threshold=self.options.cloud_threshold, growth=self.options.mask_growth,
+        )  # fmt: skip
 
     def _sample(
         self,
@@ -632,7 +727,8 @@ class CloudRemover:
         name = self.options.guide or self._sampling.guide
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(0)  # a learned guide without weights starts at random
-            return make_guide(name, bands=len(self.bands), weights=shipped_guide(name, self.bands))
+            weights = self.options.guide_weights or shipped_guide(name, self.bands)
+            return make_guide(name, bands=len(self.bands), weights=weights)
 
     def _finish(
         self,
@@ -679,12 +775,3 @@ def cached(noise: NoiseSource) -> NoiseSource:
         return last[number]
 
     return draw
-
-
-def expected_error(condition: Condition) -> Tensor | None:
-    """Return the standard deviation (B, C, H, W) in reflectance that the network expects, or None."""
-    if condition.log_error is None:
-        return None
-    # The network states the scale of a Laplace distribution, whose standard deviation is sqrt(2) times that; the
-    # model's range is twice that of reflectance.
-    return condition.log_error.exp() * (2**0.5 / 2)

@@ -21,8 +21,22 @@ from sader.model.infill import carried_inward
 from sader.model.matching import CELL, MOST_CHANGE, fit_dates, inlier_weight
 from sader.tiling import Window
 
+LOOK = 512
+"""Longest edge of a look from afar, in pixels."""
 NEARBY = 129
 """Edge in pixels of the window that says how near a pixel is to clear ones."""
+
+
+def look_factor(height: int, width: int) -> int:
+    """Return how many pixels of a scene lie along one pixel of the look at it."""
+    return max(1, -(-max(height, width) // LOOK))
+
+
+def decimation(height: int, width: int) -> tuple[slice, slice]:
+    """Return the slices of a look from afar: the middle of every n x n pixels."""
+    step = look_factor(height, width)
+    first = slice(step // 2, None, step)
+    return (first if height > step // 2 else slice(None)), (first if width > step // 2 else slice(None))
 
 
 @dataclass(frozen=True)

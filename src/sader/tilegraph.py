@@ -17,6 +17,7 @@ from sader.data.series import to_model_range, to_reflectance
 from sader.diffusion import Denoiser
 from sader.errors import ConfigError
 from sader.model.mtcdn import MTCDN, Condition
+from sader.model.uncertainty import steady_correction
 from sader.sampling import karras_sigmas, sample
 
 LEAST_SEEN = 0.15
@@ -108,7 +109,7 @@ class TileGraph(nn.Module):
             alpha=self.config.diffusion.alpha,
             initial=mean,
         )
-        error = expected_error(condition)
+        error = expected_error(condition, scene=self.scene)
         made = (to_reflectance(image), used, torch.zeros_like(image) if error is None else error)
         return made if shown is None else (*made, shown)
 
@@ -166,10 +167,16 @@ def where_seen(reference: Tensor, cloud: Tensor, valid: Tensor, *, threshold: fl
     return torch.where(hidden, -1, reference), clear & hidden[:, None, None]
 
 
-def expected_error(condition: Condition) -> Tensor | None:
-    """Return the standard deviation (B, C, H, W) in reflectance that the network expects, or None."""
-    if condition.log_error is None:
+def expected_error(condition: Condition, *, scene: bool = False) -> Tensor | None:
+    """Return the standard deviation (B, C, H, W) in reflectance that the network expects, or None.
+
+    scene: it is a tile of a scene, whose neighbours may lie in the same hole of the reference date.
+    """
+    stated = condition.log_error
+    if stated is None:
         return None
+    if scene and condition.matched is not None and condition.weights is not None:
+        stated = stated + steady_correction(condition.matched, condition.weights)
     # The network states the scale of a Laplace distribution, whose standard deviation is sqrt(2) times that; the
     # model's range is twice that of reflectance.
-    return condition.log_error.exp() * (2**0.5 / 2)
+    return stated.exp() * (2**0.5 / 2)

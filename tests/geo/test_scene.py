@@ -111,8 +111,21 @@ def test_the_result_is_that_of_the_array_interface(tmp_path, dates, tiny):
     assert np.abs(numbers[seen] * 1e-4 - expected.clear[seen]).max() < 1.01e-4
 
 
+def test_files_and_arrays_agree_on_a_scene_of_several_tiles(tmp_path, dates, tiny):
+    """Both bring the dates into one light; a small scene is its own look, so they differ by rounding only."""
+    paths, arrays, masks = dates
+    out = tmp_path / "clear.tif"
+    clear_scene(stack_of(paths, tiny, mask=masks), tiny, out, SceneOptions(reference=0, seed=5), notice=quiet)
+    mask = np.zeros((3, 70, 90), bool)
+    mask[0, *CLOUD] = True
+    valid = np.stack([(a > 0).all(axis=0) for a in arrays])
+    expected = tiny.predict(np.stack(arrays) * np.float32(1e-4), reference=0, cloud_mask=mask, valid=valid, seed=5)
+    seen = np.isfinite(expected.clear)
+    assert np.abs(read(out)[seen] * 1e-4 - expected.clear[seen]).max() < 1.01e-4
+
+
 def test_tile_by_tile_is_predict(tiny, land):
-    """`predict_tile` with `plan_windows` and `Blend` gives the bits of `predict`."""
+    """`predict_tile` with `plan_windows`, `scene_match` and `Blend` gives the bits of `predict`."""
     from sader.tiling import Blend, plan_windows
 
     cloudy = np.stack([land(n) for n in range(3)]) * np.float32(1e-4)
@@ -120,11 +133,23 @@ def test_tile_by_tile_is_predict(tiny, land):
     whole = tiny.predict(cloudy, reference=1, cloud_mask=mask, seed=2, samples=2, steps=2)
     image, spread, cloud = (Blend(n, 70, 90, overlap=8) for n in (4, 4, 3))
     windows = plan_windows(70, 90, tile=32, overlap=8)
+    everywhere = np.ones((3, 70, 90), bool)
+    match = tiny.scene_match(
+        cloudy, valid=everywhere, cloud=mask.astype(np.float32), reference=1, shape=(70, 90)
+    )  # the look at a small scene is the scene
+    assert match is not None
     made = {}
     for window in reversed(windows):  # whoever computes a tile, and when
         part = (slice(None), *window.slices)
         made[window] = tiny.predict_tile(
-            cloudy[:, :, *window.slices], window=window, cloud_mask=mask[part], reference=1, seed=2, samples=2, steps=2
+            cloudy[:, :, *window.slices],
+            window=window,
+            cloud_mask=mask[part],
+            reference=1,
+            seed=2,
+            samples=2,
+            steps=2,
+            match=match,
         )
     for window in windows:
         image.add(window, made[window].clear)

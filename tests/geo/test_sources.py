@@ -178,3 +178,50 @@ def test_results_in_the_folder_are_no_dates_and_the_finest_file_of_a_band_is_tak
     (source,) = open_sources([bands])
     assert source.bands == ("B02",)
     assert source.grid.shape == (70, 90)
+
+
+def test_an_item_in_its_own_file_and_in_a_collection_counts_once(tmp_path, make_item):
+    import json
+
+    folder = tmp_path / "items"
+    paths = [make_item(day, folder=folder) for day in ("20220310", "20220520")]
+    features = [json.loads(path.read_text()) for path in paths]
+    (folder / "search.json").write_text(json.dumps({"type": "FeatureCollection", "features": features}))
+    assert [source.date.month for source in open_sources([folder])] == [3, 5]
+    assert len(open_sources([*paths, folder / "search.json"])) == 2
+    made = {"type": "Feature", "stac_version": "1.1.0", "id": "clear", "assets": {}}
+    made["properties"] = {"processing:software": {"sader": "1"}}
+    (folder / "clear.json").write_text(json.dumps(made))
+    assert len(open_sources([folder])) == 2, "a result is no date of the next run"
+
+
+def test_bands_choose_among_those_of_items_and_products(make_item, make_safe):
+    for path in (make_item(), make_safe()):
+        assert open_sources([path], bands="B04,B03")[0].bands == ("B04", "B03")
+
+
+def test_signatures_are_not_shown():
+    from urllib.parse import quote
+
+    from sader.geo.raster import shown
+
+    name = f"/vsicurl?max_retry=4&url={quote('https://host/a b.tif?sig=secret', safe='')}"
+    assert shown(name) == "https://host/a b.tif"
+    assert shown(f"'{name}' does not exist") == "'https://host/a b.tif' does not exist"
+    assert shown("/vsicurl/https://host/a.tif?sig=secret") == "https://host/a.tif"
+    assert shown("folder/a?b.tif") == "folder/a?b.tif"
+
+
+def test_the_model_is_chosen_by_the_bands(tmp_path, write_date, land):
+    from sader.geo.run import choose_model
+
+    said: list[str] = []
+    four, five = ("B02", "B03", "B04", "B08"), ("B02", "B03", "B04", "B08", "B11")
+    small = open_sources([write_date(tmp_path / "a.tif", land(0), bands=four)])
+    large = open_sources([write_date(tmp_path / "b.tif", np.concatenate([land(0), land(1)[:1]]), bands=five)])
+    assert choose_model(small, None, said.append) == "sader-s2-rgbn"
+    assert choose_model([*large, *small], None, said.append) == "sader-s2-rgbn", "not in every date"
+    assert choose_model(large, four, said.append) == "sader-s2-rgbn", "not asked for"
+    assert said == []
+    assert choose_model(large, None, said.append) == "sader-s2-msi"
+    assert "sader-s2-msi, because the files have B11 too" in said[0]

@@ -87,7 +87,8 @@ def write_panels(
     for kind, names in extremes.items():
         for number, name in enumerate(names, 1):
             item = by_name[name]
-            result = np.where(item.valid.any(0), methods[shown](item), np.nan)
+            result, spread = _with_spread(methods[shown], item)
+            result = np.where(item.valid.any(0), result, np.nan)
             truth = np.where(item.scored | item.kept, item.clear, np.nan)
             rivals = []
             if rival is not None and rival != shown and rival in methods:
@@ -101,8 +102,18 @@ def write_panels(
                 reference=item.reference,
                 days=item.days,
                 rivals=rivals,
+                spread=spread,
                 title=f"{shown}: {name}, {values[name, shown]['psnr']:.2f} dB on the scored pixels",
             )
             safe = "".join(letter if letter.isalnum() else "-" for letter in shown)
             paths.append(save_png(figure, folder / f"{safe}-{kind}{number}.png"))
     return paths
+
+
+def _with_spread(method: Method, item: Item) -> tuple[np.ndarray, np.ndarray | None]:
+    """Return the image of a method and, where it states one, the error it expects."""
+    predict = getattr(method, "predict", None)
+    if predict is None:
+        return method(item), None
+    removal = predict(item)
+    return removal.clear, removal.spread

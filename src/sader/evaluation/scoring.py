@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -24,9 +24,20 @@ Progress = Callable[[int, str], None]
 """Called with the number of items done and the name of the one that follows."""
 
 DEFAULT_METRICS = ("psnr", "psnr_unbiased", "ssim", "sam", "rmse", "mae", "sharpness")
-PUBLISHED_METRICS = ("psnr", "ssim", "lpips")
+PUBLISHED_METRICS = ("psnr", "ssim", "rmse", "mae", "lpips")
 """What the published Sen2_MTC tables give, under `mtc_stretch`."""
-LOWER_IS_BETTER = frozenset({"sam", "rmse", "mae", "lpips", "seconds", "clear_mae", "mtc_lpips"})
+REGIONS = ("cloudy", "clear")
+"""Parts of an image that are scored on their own; see `regions`."""
+REGION_METRICS = ("psnr", "ssim", "sam", "rmse", "mae")
+LEAST_REGION = 64
+"""A region of fewer pixels gets no score (NaN)."""
+LOWER_IS_BETTER = frozenset(
+    {
+        *("sam", "rmse", "mae", "lpips", "seconds", "seconds_per_megapixel", "clear_mae"),
+        *("mtc_rmse", "mtc_mae", "mtc_lpips"),
+        *(f"{name}_{region}" for name in ("sam", "rmse", "mae") for region in REGIONS),
+    }
+)
 
 
 @dataclass(frozen=True)
@@ -43,8 +54,9 @@ class Row:
     pixels: int
     """Scored pixels."""
     scores: dict[str, float]
-    """Metric -> value; also `unchanged` (share of the reference's clear pixels that come out bit for bit) and
-    `clear_mae` (mean change of those pixels), NaN without a reference; and `seconds`."""
+    """Metric -> value; also `psnr_cloudy`, `psnr_clear` and so on (`regions`), `unchanged` (share of the reference's
+    clear pixels that come out bit for bit) and `clear_mae` (mean change of those pixels), NaN without a reference; and
+    `seconds` and `seconds_per_megapixel`."""
 
 
 def score_items(
@@ -76,6 +88,8 @@ def score_items(
             scores = score(item, image, metrics, method=name)
             if protocol == "mtc_stretch":
                 scores |= stretched_scores(item, image, lpips="lpips" in metrics)
+            scores |= region_scores(item, image, scores)
+            clock = {"seconds": seconds, "seconds_per_megapixel": seconds * 1e6 / item.scored.size}
             rows.append(
                 Row(
                     item=item.name,
@@ -85,7 +99,7 @@ def score_items(
                     dates=len(item.cloudy),
                     cover=item.cover,
                     pixels=int(item.scored.sum()),
-                    scores={**scores, **_kept_scores(item, image), "seconds": seconds},
+                    scores={**scores, **_kept_scores(item, image), **clock},
                 )
             )
     return rows
@@ -116,8 +130,34 @@ def score(
     return {name: scores[name] for name in metrics}
 
 
+def regions(item: Item) -> dict[str, np.ndarray]:
+    """Return where the image is cloudy and where clear, bool (H, W) each; together no more than what has a truth.
+
+    With a date to clean: what it hides of the scored pixels, and its own clear pixels (which should come out as they
+    are). Without one: pixels that some date hides, and pixels that every date shows.
+    """
+    if item.reference is not None:
+        return {"cloudy": item.scored & item.cloud_mask[item.reference], "clear": item.kept}
+    hidden = (item.cloud_mask | ~item.valid).any(0)
+    return {"cloudy": item.scored & hidden, "clear": item.scored & ~hidden}
+
+
+def region_scores(item: Item, image: np.ndarray, overall: Mapping[str, float]) -> dict[str, float]:
+    """Return psnr_cloudy, ..., mae_clear of `image` (C, H, W); `overall` saves work where a region is all there is."""
+    scores: dict[str, float] = {}
+    for region, pixels in regions(item).items():
+        if pixels.sum() < LEAST_REGION or not np.isfinite(image[:, pixels]).all():
+            values = dict.fromkeys(REGION_METRICS, float("nan"))
+        elif np.array_equal(pixels, item.scored) and set(REGION_METRICS) <= set(overall):
+            values = {name: overall[name] for name in REGION_METRICS}
+        else:
+            values = score(replace(item, scored=pixels), image, REGION_METRICS)
+        scores |= {f"{name}_{region}": value for name, value in values.items()}
+    return scores
+
+
 def stretched_scores(item: Item, image: np.ndarray, *, lpips: bool = False) -> dict[str, float]:
-    """Return mtc_psnr, mtc_ssim and mtc_lpips: the protocol `mtc_stretch`, over the whole image as published.
+    """Return mtc_psnr, mtc_ssim, mtc_rmse, mtc_mae, mtc_lpips: protocol `mtc_stretch` on the whole image, as published.
 
     Pixels no method can know (not finite) count as black; the stretch cuts the image to [0, 1] itself.
     """

@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass
 
 import numpy as np
 
-from sader.evaluation.scoring import LOWER_IS_BETTER, Row
+from sader.evaluation.scoring import LOWER_IS_BETTER, REGION_METRICS, REGIONS, Row
 
 DRAWS = 2000
 HEADINGS = {
@@ -19,9 +19,10 @@ HEADINGS = {
     "mae": "MAE",
     "lpips": "LPIPS", "sharpness": "sharpness", "unchanged": "clear pixels unchanged", "clear_mae": "their change",
     "seconds": "s / item", "mtc_psnr": "PSNR dB, mtc_stretch", "mtc_ssim": "SSIM, mtc_stretch",
-    "mtc_lpips": "LPIPS, mtc_stretch",
+    "mtc_lpips": "LPIPS, mtc_stretch", "seconds_per_megapixel": "s / megapixel",
 }  # fmt: skip
-_ONLY_IN_FILES = ("rmse", "mae", "clear_mae", "seconds")
+_BY_REGION = tuple(f"{name}_{region}" for region in REGIONS for name in REGION_METRICS)
+_ONLY_IN_FILES = ("rmse", "mae", "clear_mae", "seconds", "seconds_per_megapixel", "mtc_rmse", "mtc_mae", *_BY_REGION)
 """Left out of the Markdown tables unless asked for: they are in the JSON and the CSV."""
 _DIGITS = {
     "mtc_psnr": 3,
@@ -33,6 +34,9 @@ _DIGITS = {
     "mae": 4,
     "clear_mae": 5,
     "seconds": 2,
+    "seconds_per_megapixel": 2,
+    "mtc_rmse": 4,
+    "mtc_mae": 4,
 }
 
 
@@ -72,9 +76,9 @@ class Summary:
 
     def as_dict(self) -> dict[str, object]:
         """Return the summary as plain JSON values; NaN becomes None."""
-        plain = _plain(asdict(self))
-        assert isinstance(plain, dict)
-        return plain
+        values = plain(asdict(self))
+        assert isinstance(values, dict)
+        return values
 
 
 def bootstrap(values: Sequence[float] | np.ndarray, *, seed: int = 0, draws: int = DRAWS) -> Interval:
@@ -149,14 +153,15 @@ def markdown(summary: Summary, *, metrics: Sequence[str] | None = None, title: s
     shown = [name for name in (metrics or known) if name in known and (metrics or name not in _ONLY_IN_FILES)]
     lines = [f"## {title}", ""] if title else []
     lines += [f"{summary.items} items in {summary.groups} places; mean over items [95 % bootstrap interval].", ""]
-    lines += _table(
+    lines += table_lines(
         ["method", *(HEADINGS.get(name, name) for name in shown)],
-        [[m.method, *(_cell(m.overall[name], name) for name in shown)] for m in summary.methods],
+        [[m.method, *(score_cell(m.overall[name], name) for name in shown)] for m in summary.methods],
     )
+    lines += region_table(summary)
     places = list(dict.fromkeys(group for m in summary.methods for group in m.groups))
     if "psnr" in known and places:
         lines += ["", "PSNR by place, and the mean over places:", ""]
-        lines += _table(
+        lines += table_lines(
             ["method", *places, "mean over places"],
             [
                 [
@@ -171,11 +176,24 @@ def markdown(summary: Summary, *, metrics: Sequence[str] | None = None, title: s
         lines += ["", f"Difference to {summary.best_classical}, paired by item [95 % interval]:", ""]
         rest = [m for m in summary.methods if m.against]
         compared = [name for name in shown if name != "unchanged"]
-        lines += _table(
+        lines += table_lines(
             ["method", *(HEADINGS.get(name, name) for name in compared)],
-            [[m.method, *(_cell(m.against[name], name, sign=True) for name in compared)] for m in rest],
+            [[m.method, *(score_cell(m.against[name], name, sign=True) for name in compared)] for m in rest],
         )
     return "\n".join(lines) + "\n"
+
+
+def region_table(summary: Summary) -> list[str]:
+    """Return the lines of the table of cloudy and clear regions; none where the rows have no such scores."""
+    shown = [f"{name}_{region}" for region in REGIONS for name in ("psnr", "ssim", "mae")]
+    if not summary.methods or not set(shown) <= set(summary.methods[0].overall):
+        return []
+    about = "cloudy: hidden in the date to clean, or in some date where there is none; clear: not hidden."
+    heading = ["method", *(f"{region} {HEADINGS[name]}" for region in REGIONS for name in ("psnr", "ssim", "mae"))]
+    rows = [
+        [m.method, *(score_cell(m.overall[name], name.rpartition("_")[0]) for name in shown)] for m in summary.methods
+    ]
+    return ["", f"By region ({about})", "", *table_lines(heading, rows)]
 
 
 def _seed(seed: int, metric: str) -> int:
@@ -187,7 +205,8 @@ def _mean(values: Sequence[float]) -> float:
     return float(np.mean(finite)) if finite else float("nan")
 
 
-def _table(heading: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
+def table_lines(heading: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
+    """Return the lines of a Markdown table."""
     lines = ["| " + " | ".join(heading) + " |", "|" + "---|" * len(heading)]
     return lines + ["| " + " | ".join(row) + " |" for row in rows]
 
@@ -198,18 +217,20 @@ def _number(value: float, metric: str, *, sign: bool = False) -> str:
     return f"{value:{'+' if sign else ''}.{_DIGITS.get(metric, 3)}f}"
 
 
-def _cell(interval: Interval, metric: str, *, sign: bool = False) -> str:
+def score_cell(interval: Interval, metric: str, *, sign: bool = False) -> str:
+    """Return "mean [low, high]" with the digits of the metric, or "-"."""
     if not np.isfinite(interval.mean):
         return "-"
     mean, low, high = (_number(value, metric, sign=sign) for value in (interval.mean, interval.low, interval.high))
     return f"{mean} [{low}, {high}]"
 
 
-def _plain(value: object) -> object:
+def plain(value: object) -> object:
+    """Return nested values for JSON: lists for tuples, None for what is not finite."""
     if isinstance(value, dict):
-        return {key: _plain(inner) for key, inner in value.items()}
+        return {key: plain(inner) for key, inner in value.items()}
     if isinstance(value, list | tuple):
-        return [_plain(inner) for inner in value]
+        return [plain(inner) for inner in value]
     if isinstance(value, float) and not np.isfinite(value):
         return None
     return value

@@ -16,8 +16,20 @@ from sader.errors import ConfigError, require
 from sader.geo.remote import clear_stack_on_dask
 from sader.geo.scene import SceneOptions, retiled
 from sader.geo.shipment import Shipment
-from sader.geo.tasks import NODATA, OBSERVED, RECONSTRUCTED, Job, common, finish_region, hand_over, look, tile_of_array
-from sader.geo.xarrays import Cube, decimation, find_reference, mask_data, open_cube, result_array
+from sader.geo.tasks import (
+    NODATA,
+    OBSERVED,
+    RECONSTRUCTED,
+    Guidance,
+    Job,
+    common,
+    finish_region,
+    hand_over,
+    look,
+    tile_of_array,
+)
+from sader.geo.xarrays import Cube, find_reference, mask_data, open_cube, result_array
+from sader.scenematch import SceneMatch, decimation
 from sader.tiling import Window, plan_windows
 
 if TYPE_CHECKING:
@@ -42,6 +54,7 @@ def clear(
     samples: int = 1,
     steps: int | str | None = None,
     chunks: int | None = None,
+    scene_match: bool | SceneMatch = True,
 ) -> xr.DataArray:
     """Return the clear image (band, y, x) as a lazy, chunked array; nothing is computed until it is asked for.
 
@@ -53,6 +66,9 @@ def clear(
     cloud_mask: (time, y, x), True = cloud or shadow; None: the model estimates it.
     tile, overlap: None = the remover's own. chunks: edge of the result's chunks; None = tile - overlap.
     seed, samples, steps: as in `CloudRemover.predict`.
+    scene_match: bring all dates into one light by a look at the whole scene, as `CloudRemover.predict` does, so that
+        even a corner of the result needs that look. False: each tile by itself, and a corner reads a corner only. A
+        `SceneMatch` made before is used as it is.
 
     >>> import sader.geo.cluster                                                       # doctest: +SKIP
     >>> lazy = sader.geo.cluster.clear(xarray.open_zarr("cube.zarr").reflectance, remover)   # doctest: +SKIP
@@ -69,6 +85,7 @@ def clear(
         samples=samples,
         steps=steps,
         chunks=chunks,
+        scene_match=scene_match,
         extras=False,
     )
     return made["clear"]
@@ -86,6 +103,7 @@ def clear_dataset(
     samples: int = 1,
     steps: int | str | None = None,
     chunks: int | None = None,
+    scene_match: bool | SceneMatch = True,
     extras: bool = True,
 ) -> xr.Dataset:
     """Return the lazy clear image with what is known about it; arguments as in `clear`.
@@ -121,7 +139,9 @@ def clear_dataset(
         edge = max(height, width) if len(windows) == 1 else remover._tile() - job.overlap
     if edge < 1:
         raise ConfigError(f"chunks is {chunks}; expected the edge of a chunk in pixels, at least 1.")
-    regions = _graph(cube, job, Shipment(remover), windows, date, mask, edge)
+    if len(windows) == 1 or cube.shape[0] == 1 or not remover.config.network.composite:
+        scene_match = False
+    regions = _graph(cube, job, Shipment(remover), windows, date, mask, edge, scene_match)
     floats, whole = (count, height, width), (height, width)
     variables = {
         "clear": result_array(
@@ -144,7 +164,14 @@ def clear_dataset(
 
 
 def _graph(
-    cube: Cube, job: Job, shipment: Shipment, windows: Sequence[Window], date: int | str | None, mask: Any, edge: int
+    cube: Cube,
+    job: Job,
+    shipment: Shipment,
+    windows: Sequence[Window],
+    date: int | str | None,
+    mask: Any,
+    edge: int,
+    match: bool | SceneMatch,
 ) -> list[list[tuple[Window, Any]]]:
     """Return the chunks of the result, row by row: (window, delayed mapping of name -> array)."""
     import dask
@@ -153,24 +180,27 @@ def _graph(
 
     data = cube.data if cube.lazy else da.from_array(cube.data, chunks=(-1, -1, edge, edge))
     masks = mask if mask is None or not isinstance(mask, np.ndarray) else da.from_array(mask, chunks=(-1, edge, edge))
-    token = tokenize(data.name, None if masks is None else masks.name, shipment, job, cube.coding, date, windows, edge)
+    token = tokenize(
+        data.name, None if masks is None else masks.name, shipment, job, cube.coding, date, windows, edge, match
+    )
     model = dask.delayed(hand_over)(shipment, dask_key_name=f"sader-model-{shipment.checksum[:32]}")
-    reference: Any = date
-    if date == "auto":
-        reference = dask.delayed(look)(
-            model, job, cube.coding, *_decimated(data, masks, job), dask_key_name=f"sader-reference-{token}"
-        )
+    guidance: Any = Guidance(None if isinstance(date, str) else date, match if isinstance(match, SceneMatch) else None)
+    if date == "auto" or match is True:
+        guidance = dask.delayed(look)(
+            model, job, cube.coding, date, match is True, *_decimated(data, masks, job),
+            dask_key_name=f"sader-look-{token}",
+        )  # fmt: skip
     tile = dask.delayed(tile_of_array, pure=False)
     tiles = [
         tile(
             model,
             job,
             window,
-            reference,
+            guidance,
             cube.coding,
             _piece(data[..., *window.slices]),
             None if masks is None else _piece(masks[..., *window.slices]),
-            dask_key_name=f"sader-tile-{token}-{window.row}-{window.col}",
+            dask_key_name=f"sader-tile-{token}-{window.row:06d}-{window.col:06d}",
         )
         for window in windows
     ]
@@ -185,10 +215,10 @@ def _graph(
                 model,
                 job,
                 place,
-                reference,
+                guidance,
                 [windows[index] for index in near],
                 [tiles[index] for index in near],
-                dask_key_name=f"sader-region-{token}-{top}-{left}",
+                dask_key_name=f"sader-region-{token}-{top:06d}-{left:06d}",
             )
             row.append((place, made))
         rows.append(row)

@@ -42,12 +42,19 @@ def register(app: Any) -> None:
         overlap: Annotated[int | None, typer.Option(help="Pixels shared by neighbouring tiles; default 64.")] = None,
         batch_size: Annotated[int | None, typer.Option(min=1, help="Tiles at a time on a GPU.")] = None,
         device: Annotated[str | None, typer.Option(help="cpu, cuda or cuda:1; default: a GPU if there is one.")] = None,
+        backend: Annotated[str, typer.Option(help="torch, onnx (ONNX Runtime on the CPU), or auto.")] = "torch",
+        fast: Annotated[
+            bool, typer.Option("--fast", help="One evaluation of the network: the same as --steps 1.")
+        ] = False,
         uncertainty: Annotated[bool, typer.Option("--uncertainty", help="Also OUT_uncertainty.tif.")] = False,
         count: Annotated[bool, typer.Option("--count", help="Also OUT_count.tif: clear observations.")] = False,
         provenance: Annotated[
             bool, typer.Option("--provenance", help="Also OUT_provenance.tif: 1 observed, 2 reconstructed.")
         ] = False,
         preview: Annotated[Path | None, typer.Option(help="A PNG with inputs and result.")] = None,
+        report: Annotated[
+            Path | None, typer.Option(help="An HTML page to send around; brings --provenance (and --uncertainty).")
+        ] = None,
         item: Annotated[bool, typer.Option("--item/--no-item", help="A STAC item beside the output.")] = True,
         overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace an existing output.")] = False,
         dask: Annotated[str | None, typer.Option(help="Address of a dask scheduler that does the work.")] = None,
@@ -63,6 +70,8 @@ def register(app: Any) -> None:
 
         if not inputs and stac is None:
             raise typer.BadParameter("name at least one GeoTIFF, folder, .SAFE product or STAC item.")
+        if fast and steps is not None:
+            raise typer.BadParameter(f"--fast is one step, but --steps {steps} is given as well. Leave one out.")
         live = Console(stderr=True)
         columns = (
             TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TextColumn("{task.fields[rate]}"),
@@ -75,15 +84,15 @@ def register(app: Any) -> None:
             from sader.geo.scene import SceneOptions
 
             options = SceneOptions(
-                reference=reference, steps=steps, seed=seed, samples=samples, tile=tile, overlap=overlap,
-                batch_size=batch_size, uncertainty=uncertainty, count=count, provenance=provenance,
-                overwrite=overwrite,
+                reference=reference, steps="1" if fast else steps, seed=seed, samples=samples, tile=tile,
+                overlap=overlap, batch_size=batch_size, uncertainty=uncertainty, count=count, provenance=provenance,
+                overwrite=overwrite, backend=backend,
             )  # fmt: skip
             request = RemoveRequest(
                 inputs=tuple(inputs or ()), out=str(out), options=options, bands=bands, offset=offset, scale=scale,
                 mask=tuple(mask or ()), grid=grid, model=model, device=device,
-                preview=None if preview is None else str(preview), item=item, dask=dask, stac=stac,
-                bbox=bbox, dates=dates, collection=collection,
+                preview=None if preview is None else str(preview), report=None if report is None else str(report),
+                item=item, dask=dask, stac=stac, bbox=bbox, dates=dates, collection=collection,
             )  # fmt: skip
 
             def progress(done: int, total: int) -> None:
@@ -95,14 +104,14 @@ def register(app: Any) -> None:
                 live.print(f"note: {text}", style="yellow", highlight=False, markup=False, soft_wrap=True)
 
             try:
-                report = run_remove(request, progress=progress, notice=notice)
+                done = run_remove(request, progress=progress, notice=notice)
             except KeyboardInterrupt:
                 notice("stopped. The same command goes on from here; another one with this output starts anew.")
                 raise
         if as_json:
-            print(json.dumps(report.as_dict(), indent=2))
+            print(json.dumps(done.as_dict(), indent=2))
         else:
-            print_report(report)
+            print_report(done)
 
 
 def print_report(report: Any) -> None:
@@ -112,8 +121,9 @@ def print_report(report: Any) -> None:
     cleaned = f"cleaned {report.reference}" if report.reference else "a new image"
     height, width = report.size
     print(
-        f"{cleaned}: {width} x {height} pixels, {', '.join(report.bands)}; {share.get('observed', 0):.1%} observed, "
-        f"{share.get('reconstructed', 0):.1%} reconstructed, {share.get('nodata', 0):.1%} without data; "
+        f"{cleaned} with {report.model}: {width} x {height} pixels, {', '.join(report.bands)}; "
+        f"{share.get('observed', 0):.1%} observed, {share.get('reconstructed', 0):.1%} reconstructed, "
+        f"{share.get('nodata', 0):.1%} without data; "
         f"{report.seconds:.1f} s"
     )
     for path in report.files:

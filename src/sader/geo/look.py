@@ -1,6 +1,6 @@
 """A look at the whole scene from afar, before the work: which date is clearest, and can the values be reflectance?
 
-The look is at most `LOOK` pixels along its longer edge; every pixel is the mean of what it covers.
+The look is at most `sader.scenematch.LOOK` pixels along its longer edge; every pixel is the mean of what it covers.
 """
 
 from __future__ import annotations
@@ -16,12 +16,11 @@ from sader.errors import ConfigError, DataError, ValueRangeError
 from sader.geo.stack import GeoStack, Grid
 from sader.geo.values import for_network
 from sader.inputs import HIGHEST, LOWEST
+from sader.scenematch import look_factor
 
 if TYPE_CHECKING:
     from sader.pipeline import CloudRemover
 
-LOOK = 512
-"""Longest edge of the look in pixels."""
 IMPOSSIBLE_SHARE = 0.01
 """Part of a date's pixels that may be outside what reflectance can be (glint, faults) before the scene is refused."""
 
@@ -49,7 +48,7 @@ class Look:
 
 def take_look(stack: GeoStack, remover: CloudRemover) -> Look:
     """Return the look at a scene; refuse values that cannot be reflectance."""
-    factor = max(1, -(-max(stack.grid.shape) // LOOK))
+    factor = look_factor(*stack.grid.shape)
     grid = stack.grid if factor == 1 else stack.grid.coarser(factor)
     pairs, masks = [], []
     for source in stack.sources:

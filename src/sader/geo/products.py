@@ -11,13 +11,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
-from urllib.parse import unquote
 
 import numpy as np
 from numpy.typing import NDArray
 
 from sader.errors import BandError, DataError
-from sader.geo.raster import BandFile, grid_of, opened, read_band, reading
+from sader.geo.raster import BandFile, grid_of, opened, read_band, reading, shown
 from sader.geo.stack import DateSource, Grid, ValueCoding
 from sader.geo.values import decode, encode
 from sader.tiling import Window
@@ -231,14 +230,8 @@ def product_source(
 
 
 def _grid_of_file(name: str, file: BandFile) -> Grid:
-    with reading(_shown(file.path)):
+    with reading(file.path):
         dataset = opened(file.path)
         if not 1 <= file.index <= dataset.count:
-            raise DataError(f"{file.path} has {dataset.count} bands; {name} names band {file.index} of it.")
+            raise DataError(f"{shown(file.path)} has {dataset.count} bands; {name} names band {file.index} of it.")
         return grid_of(dataset)
-
-
-def _shown(path: str) -> str:
-    """Return a path as a person would write it: the address in a /vsicurl name, without its signature."""
-    _, found, address = path.partition("&url=")
-    return unquote(address).partition("?")[0] if found and path.startswith("/vsicurl") else path

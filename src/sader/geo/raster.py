@@ -7,6 +7,7 @@ it can be sent to another process. Writing a large result by window and as COG i
 from __future__ import annotations
 
 import os
+import re
 import tempfile
 import threading
 import warnings
@@ -17,6 +18,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 from typing import Any
+from urllib.parse import unquote
 
 import numpy as np
 from numpy.typing import NDArray
@@ -210,6 +212,16 @@ def close_files() -> None:
         files.popitem()[1].close()
 
 
+def shown(text: str) -> str:
+    """Return a path, or words of GDAL about one, as a person would write it: addresses without /vsicurl and signature.
+
+    What follows the question mark of an address may be a key to the archive; messages end up in logs.
+    """
+    return re.sub(
+        r"/vsicurl[?/](?:[^\s'\"]*?url=)?([^\s'\"]+)", lambda found: unquote(found[1]).partition("?")[0], text
+    )
+
+
 @contextmanager
 def reading(name: str) -> Iterator[None]:
     """Turn GDAL's words about a file that cannot be read into a `DataError`."""
@@ -217,9 +229,9 @@ def reading(name: str) -> Iterator[None]:
     try:
         yield
     except (rasterio.errors.RasterioError, rasterio.errors.CRSError, OSError) as error:
-        reason = str(error.__cause__ or error).strip().rstrip(".")
+        reason = shown(str(error.__cause__ or error).strip().rstrip("."))
         raise DataError(
-            f"cannot read {name}: {reason}. The file is missing, damaged, half-written or of another kind; "
+            f"cannot read {shown(name)}: {reason}. The file is missing, damaged, half-written or of another kind; "
             "copy or download it again."
         ) from error
 

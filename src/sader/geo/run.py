@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from sader.bands import BANDS_13, BANDS_RGBN
 from sader.errors import ConfigError, OutputError
 from sader.geo.bandnames import parse_bands
 from sader.geo.offset import check_source
@@ -17,6 +18,9 @@ if TYPE_CHECKING:
     from sader.geo.scene import SceneOptions, SceneReport
     from sader.pipeline import CloudRemover
     from sader.tiling import Progress
+
+ALL_BANDS_MODEL = "sader-s2-msi"
+"""Shipped weights for scenes with more than `BANDS_RGBN`; it goes without those that a scene has not."""
 
 
 @dataclass(frozen=True)
@@ -37,6 +41,8 @@ class RemoveRequest:
     model: str | None = None
     device: str | None = None
     preview: str | None = None
+    report: str | None = None
+    """An HTML page about the run; provenance, and uncertainty where it costs nothing, are then written as well."""
     item: bool = True
     """Write a STAC item beside the output."""
     dask: str | None = None
@@ -60,21 +66,26 @@ def run_remove(
     from sader.geo.assemble import build_stack
     from sader.geo.preview import check_preview, write_preview
     from sader.geo.scene import check_output, clear_scene
+    from sader.report import check_page
 
     if any(Path(given).suffix.lower() == ".zarr" for given in request.inputs):
         return _remove_zarr(request, progress, say)
     check_output(request.out, overwrite=request.options.overwrite)
     if request.preview is not None:
         check_preview(request.preview)
+    if request.report is not None:
+        check_page(request.report, overwrite=request.options.overwrite)
     beside = Path(request.out).with_suffix(".json")
     if request.item and beside.exists() and not request.options.overwrite:
         raise OutputError(f"{beside} exists. Use --overwrite to replace it, or --no-item to write no STAC item.")
     sources = find_sources(request, say)
-    remover, name = load_remover(request.model, request.device)
+    asked = None if request.bands is None else parse_bands(request.bands)
+    remover, name = load_remover(request.model or choose_model(sources, asked, say), request.device)
     request = replace(request, options=replace(request.options, model_name=name))
+    if request.report is not None:
+        request = replace(request, options=_with_layers(request.options, remover))
     if not remover.card.get("trained", True):
         say(f"the model {name} is untrained: the result shows that everything runs, not how good the method is.")
-    asked = None if request.bands is None else parse_bands(request.bands)
     stack = build_stack(sources, remover.config.network, bands=asked, grid=request.grid, notice=say)
     for source in stack.sources:
         warning = check_source(source)
@@ -88,6 +99,8 @@ def run_remove(
         )
     else:
         report = clear_scene(stack, remover, request.out, request.options, progress=progress, notice=say)
+    # What was written is stored like the cleaned date, which need not be the first.
+    stack = replace(stack, coding=stack.sources[report.reference_index or 0].coding)
     files = list(report.files)
     if request.preview is not None:
         files.append(str(write_preview(request.preview, stack, report)))
@@ -108,7 +121,31 @@ def run_remove(
             },
         )
         files.append(str(item))
-    return replace(report, files=tuple(files), notices=tuple(dict.fromkeys(said)))
+    report = replace(report, files=tuple(files), notices=tuple(dict.fromkeys(said)))
+    if request.report is not None:
+        from sader.geo.scene_report import write_scene_report
+
+        page = write_scene_report(request.report, stack, report, remover, settings=_settings(request))
+        report = replace(report, files=(*files, str(page)))
+    return report
+
+
+def _with_layers(options: SceneOptions, remover: CloudRemover) -> SceneOptions:
+    """Return the options with the layers a report shows; uncertainty only where it takes no further samples."""
+    free = remover.states_error or (options.samples or 1) > 1
+    return replace(options, provenance=True, uncertainty=options.uncertainty or free)
+
+
+def _settings(request: RemoveRequest) -> dict[str, object]:
+    """Return what was asked for, as a reader would write it."""
+    options = request.options
+    return {
+        "reference": options.reference, "bands": request.bands or "those of the model", "offset": request.offset,
+        "scale": request.scale or "what the files say", "mask": request.mask or "what the files bring, else the model",
+        "grid": request.grid or "that of the first input", "tile": options.tile or "the model's own",
+        "overlap": options.overlap or "the model's own", "search": request.stac, "area": request.bbox,
+        "period": request.dates,
+    }  # fmt: skip
 
 
 def _remove_zarr(request: RemoveRequest, progress: Progress | None, say: Callable[[str], None]) -> SceneReport:
@@ -119,7 +156,8 @@ def _remove_zarr(request: RemoveRequest, progress: Progress | None, say: Callabl
         raise ConfigError(
             "a Zarr store holds all dates of a place: give one, and at most one --mask (a variable of it)."
         )
-    asked = {"--bands": request.bands, "--grid": request.grid, "--scale": request.scale, "--preview": request.preview}
+    asked = {"--bands": request.bands, "--grid": request.grid, "--scale": request.scale, "--preview": request.preview,
+             "--report": request.report}  # fmt: skip
     unused = [name for name, value in asked.items() if value is not None]
     if unused:
         raise ConfigError(f"{', '.join(unused)} does not go with a Zarr store: its own attributes say how to read it.")
@@ -170,6 +208,24 @@ def _mask(request: RemoveRequest) -> str | list[str] | None:
     if not request.mask:
         return None
     return request.mask[0] if len(request.mask) == 1 else list(request.mask)
+
+
+def choose_model(sources: Sequence[DateSource], bands: Sequence[str] | None, say: Callable[[str], None]) -> str:
+    """Return the shipped model for the bands that all dates have: that of four bands, or that of all where more are.
+
+    bands: those the user named, None for all.
+    """
+    from sader.pipeline import DEFAULT_MODEL
+
+    common = [band for band in sources[0].bands if all(band in source.bands for source in sources)]
+    more = [band for band in common if band in BANDS_13 and band not in BANDS_RGBN and (bands is None or band in bands)]
+    if not more:
+        return DEFAULT_MODEL
+    say(
+        f"the model is {ALL_BANDS_MODEL}, because the files have {', '.join(more)} too. For a map of "
+        f"{', '.join(BANDS_RGBN)} alone, which is faster: --model {DEFAULT_MODEL}."
+    )
+    return ALL_BANDS_MODEL
 
 
 def load_remover(model: str | None, device: str | None = None) -> tuple[CloudRemover, str]:

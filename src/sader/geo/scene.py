@@ -28,7 +28,7 @@ from sader.geo.values import for_network
 from sader.geo.workfolder import WorkFolder, describe_source
 from sader.pipeline import CloudRemover
 from sader.scenematch import SceneMatch
-from sader.tiling import Progress
+from sader.tiling import Progress, plan_windows
 
 __all__ = [
     "NODATA",
@@ -105,6 +105,8 @@ def clear_scene(
     for layer in layers_of(stack, options)[1:]:
         check_output(side_file(target, layer.name), overwrite=options.overwrite)
     remover = retiled(remover, options)
+    if maker is None:  # other machines have their own way
+        remover = with_backend(remover, options, stack)
     if options.samples is None and getattr(remover.config.network, "error_head", False):
         options = replace(options, samples=1)  # such a network states its error itself
     steps = remover._check_numbers(options.steps, options.sample_count, options.seed)
@@ -173,11 +175,9 @@ def _may_go_on(error: SaderError, job: SceneJob) -> bool:
 
 def scene_match(stack: GeoStack, look: Look, remover: CloudRemover, reference: int | None) -> SceneMatch | None:
     """Return how the dates are brought into one light; None where one tile sees all, or the model matches no dates."""
-    single = max(stack.grid.shape) <= remover._tile()
-    if single or len(stack.sources) == 1 or not remover.config.network.composite:
-        return None
-    seen = for_network(look.cloudy)
-    return SceneMatch.fit(seen, valid=look.valid, cloud=look.cloud, reference=reference, factor=look.factor)
+    return remover.scene_match(
+        for_network(look.cloudy), valid=look.valid, cloud=look.cloud, reference=reference, shape=stack.grid.shape
+    )
 
 
 def check_output(out: str | Path, *, overwrite: bool) -> Path:
@@ -212,6 +212,23 @@ def retiled(remover: CloudRemover, options: SceneOptions) -> CloudRemover:
         return remover
     made = Checkpoint(remover.model, remover.config, remover.card)
     return CloudRemover(made, device=remover.device, options=replace(remover.options, **changes))
+
+
+def with_backend(remover: CloudRemover, options: SceneOptions, stack: GeoStack) -> CloudRemover:
+    """Return the remover with the backend asked for; "auto" looks at how much there is to do."""
+    from sader.backends import choose_backend
+    from sader.checkpoint import Checkpoint
+
+    height, width = stack.grid.shape
+    tiles = len(plan_windows(height, width, tile=remover._tile(), overlap=remover.options.overlap))
+    backend = choose_backend(options.backend, device=remover.device, tiles=tiles)
+    plain = remover.rival is not None or not remover.config.network.composite
+    if options.backend == "auto" and (plain or remover._check_numbers(options.steps, 1, options.seed)[1]):
+        backend = "torch"
+    if backend == remover.options.backend:
+        return remover
+    made = Checkpoint(remover.model, remover.config, remover.card)
+    return CloudRemover(made, device=remover.device, options=replace(remover.options, backend=backend))
 
 
 def _reference(options: SceneOptions, stack: GeoStack, look: Look, remover: CloudRemover, say: Notice) -> int | None:

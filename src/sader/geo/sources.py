@@ -13,6 +13,7 @@ from sader.geo.bandnames import band_in_filename, parse_bands
 from sader.geo.geotiff import RASTERS, open_geotiff
 from sader.geo.raster import opened, reading
 from sader.geo.sentinel2 import is_safe
+from sader.geo.stac_files import items_in
 from sader.geo.stack import DateSource
 
 Notice = Callable[[str], None]
@@ -29,10 +30,11 @@ def open_sources(
     mask: str | Path | Sequence[str | Path] | None = None,
     notice: Notice | None = None,
 ) -> list[DateSource]:
-    """Return the acquisitions found in files, folders, .SAFE products and STAC items, in the order given.
+    """Return the acquisitions found in files, folders, .SAFE products and STAC items, in the order given; items last.
 
     A folder's files are sorted by name; files of one band each are put together by the rest of their names.
-    bands: names or a preset for files whose bands have no names; mask: see `sader.geo.cloudmask`.
+    bands: names or a preset: what the bands of plain files are, and which of a product's or an item's are wanted.
+    mask: see `sader.geo.cloudmask`.
     """
     if not inputs:
         raise DataError("no input given; name at least one GeoTIFF, folder, .SAFE product or STAC item.")
@@ -40,6 +42,7 @@ def open_sources(
     names = None if bands is None else parse_bands(bands)
     found: list[DateSource] = []
     seen: set[str] = set()
+    catalogue: list[Path] = []
     for entry in inputs:
         path = Path(entry)
         key = str(path.resolve())
@@ -47,7 +50,15 @@ def open_sources(
             said(f"{path.name} was given twice; it counts once.")
             continue
         seen.add(key)
-        found += _open(path, names, offset, scale, said)
+        if _holds_items(path):
+            catalogue.append(path)
+        else:
+            found += _open(path, names, offset, scale, said)
+    if catalogue:
+        from sader.geo.stac import open_items
+
+        # Together: one item may be in several files, and neighbouring tiles of one overpass are one date.
+        found += open_items(catalogue, offset=offset, bands=names, notice=said)
     if mask is not None:
         from sader.geo.cloudmask import with_masks
 
@@ -63,17 +74,25 @@ def _open(
     if is_safe(path):
         from sader.geo.sentinel2 import open_safe
 
-        return [open_safe(path, offset=offset, notice=said)]
+        return [open_safe(path, offset=offset, bands=bands, notice=said)]
     if path.is_dir():
         return _open_folder(path, bands, offset, scale, said)
-    if path.suffix.lower() in (".json", ".geojson"):
-        from sader.geo.stac import open_items
-
-        return open_items(path, offset=offset, notice=said)
     source, notices = open_geotiff(path, bands=bands, offset=offset, scale=scale)
     for text in notices:
         said(text)
     return [source]
+
+
+def _holds_items(path: Path) -> bool:
+    """Whether a path is a STAC file, or a folder that holds items and no products or rasters of its own."""
+    if path.suffix.lower() in (".json", ".geojson"):
+        return path.is_file()
+    if not path.is_dir() or is_safe(path):
+        return False
+    inside = list(path.iterdir())
+    if any(is_safe(one) or one.suffix.lower() in RASTERS for one in inside):
+        return False
+    return bool(items_in(path))
 
 
 def _open_folder(
@@ -88,10 +107,12 @@ def _open_folder(
         said(f"{folder.name}: {len(beside)} files are taken as masks or side results, not as dates: {_few(beside)}.")
     files = [path for path in rasters if path not in beside]
     if not files:
-        items = sorted([*folder.glob("*.json"), *folder.glob("*.geojson")])
-        if items:
-            return [source for path in items for source in _open(path, bands, offset, scale, said)]
         raise DataError(f"{folder} holds no raster ({', '.join(RASTERS)}), .SAFE product or STAC item.")
+    if items := items_in(folder):
+        said(
+            f"{folder.name} holds rasters and STAC items; the rasters are taken as they are. To go by the items (their "
+            f"bands, offset and date), give those: {_few(items)}."
+        )
     sources: list[DateSource] = []
     single = {path: split for path in files if (split := band_in_filename(path.stem)) is not None and _count(path) == 1}
     for path in files:

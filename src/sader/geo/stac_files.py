@@ -34,7 +34,7 @@ def load_items(items: Any) -> list[Located]:
     path = Path(items)
     if path.is_dir():
         roots = [path / name for name in ("catalog.json", "collection.json") if (path / name).is_file()]
-        files = roots[:1] or sorted(file for file in path.rglob("*.json") if is_stac(file))
+        files = roots[:1] or items_in(path)
         if not files:
             raise DataError(f"{path} holds no STAC item; expected .json files with a stac_version.")
         return [pair for file in files for pair in load_items(file)]
@@ -43,6 +43,16 @@ def load_items(items: Any) -> list[Located]:
     except (OSError, ValueError) as error:
         raise DataError(f"cannot read {path}: {error}. Expected the JSON of a STAC item or item collection.") from error
     return _from_json(content, str(path.resolve()), 0)
+
+
+def items_in(folder: Path) -> list[Path]:
+    """Return the STAC files in a folder and below, by name; without what `sader remove` wrote: a result is no date."""
+    files = sorted(file for kind in ("json", "geojson") for file in folder.rglob(f"*.{kind}") if is_stac(file))
+    return [file for file in files if not _is_result(json.loads(file.read_text(encoding="utf-8")))]
+
+
+def _is_result(content: Mapping[str, Any]) -> bool:
+    return "sader" in ((content.get("properties") or {}).get("processing:software") or {})
 
 
 def _as_json(item: Any) -> Any:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,8 +17,12 @@ from sader.geo.shipment import Shipment
 from sader.geo.stack import StackWindow, ValueCoding
 from sader.geo.strips import NODATA, OBSERVED, RECONSTRUCTED
 from sader.geo.values import for_network
-from sader.geo.xarrays import clear_shares, decoded
+from sader.geo.xarrays import decoded, look_from_afar
+from sader.scenematch import SceneMatch
 from sader.tiling import Window, blend_weights
+
+if TYPE_CHECKING:
+    from sader.pipeline import CloudRemover
 
 
 @dataclass(frozen=True)
@@ -54,6 +58,13 @@ class RawTile(NamedTuple):
     """(T, h, w)"""
 
 
+class Guidance(NamedTuple):
+    """What the look at the whole scene tells every tile."""
+
+    reference: int | None
+    match: SceneMatch | None = None
+
+
 def hand_over(shipment: Shipment) -> Shipment:
     """Return the shipment: the one task whose result every tile needs."""
     return shipment
@@ -63,22 +74,20 @@ def tile_of_array(
     model: Shipment,
     job: Job,
     window: Window,
-    reference: int | None,
+    guidance: Guidance,
     coding: ValueCoding,
     raw: NDArray[Any],
     mask: NDArray[Any] | None,
 ) -> RawTile | None:
     """Return one tile of an array, from its stored numbers (T, C, h, w) and its mask (T, h, w)."""
-    return predict_window(model, job, window, reference, decoded_window(raw, mask, coding))
+    return predict_window(model, job, window, guidance, decoded_window(raw, mask, coding))
 
 
-def predict_window(
-    model: Shipment, job: Job, window: Window, reference: int | None, dates: StackWindow
-) -> RawTile | None:
+def predict_window(model: Shipment, job: Job, window: Window, guidance: Guidance, dates: StackWindow) -> RawTile | None:
     """Return what the model makes of one window; None where no date has data."""
     if not dates.valid.any():
         return None
-    remover = model.remover()
+    remover, reference = model.remover(), guidance.reference
     with model.turn():
         made = remover.predict_tile(
             for_network(dates.cloudy),
@@ -91,6 +100,7 @@ def predict_window(
             seed=job.seed,
             samples=job.samples,
             days=job.days,
+            match=guidance.match,
         )
     cloud = made.cloud
     if cloud is None:
@@ -111,12 +121,12 @@ def finish_region(
     model: Shipment,
     job: Job,
     place: Window,
-    reference: int | None,
+    guidance: Guidance,
     windows: Sequence[Window],
     tiles: Sequence[RawTile | None],
 ) -> dict[str, NDArray[Any]]:
     """Return the finished variables of one rectangle from the tiles that touch it, in the order of `plan_windows`."""
-    remover = model.remover()
+    remover, reference = model.remover(), guidance.reference
     bands = len(job.bands)
     made = [(window, tile) for window, tile in zip(windows, tiles, strict=True) if tile is not None]
     size = (place.height, place.width)
@@ -163,9 +173,32 @@ def finish_region(
     }
 
 
-def look(model: Shipment, job: Job, coding: ValueCoding, raw: NDArray[Any], mask: NDArray[Any] | None) -> int:
-    """Return the clearest date of a decimated scene."""
-    return int(clear_shares(model.remover(), decoded_window(raw, mask, coding), job.bands).argmax())
+def look(
+    model: Shipment,
+    job: Job,
+    coding: ValueCoding,
+    date: int | str | None,
+    match: bool,
+    raw: NDArray[Any],
+    mask: NDArray[Any] | None,
+) -> Guidance:
+    """Return what a decimated scene says: the clearest date where date is "auto", and the one light of all dates."""
+    with model.turn():
+        return guidance_of(model.remover(), job, date, match, decoded_window(raw, mask, coding))
+
+
+def guidance_of(remover: CloudRemover, job: Job, date: int | str | None, match: bool, dates: StackWindow) -> Guidance:
+    """Return the guidance that the decimated dates of a scene give; arguments as in `look`."""
+    shape = job.height, job.width
+    afar = look_from_afar(remover, dates, job.bands, shape)
+    reference = int(afar.clear_share.argmax()) if date == "auto" else date
+    assert not isinstance(reference, str)
+    if not match:
+        return Guidance(reference)
+    seen = for_network(afar.cloudy)
+    return Guidance(
+        reference, remover.scene_match(seen, valid=afar.valid, cloud=afar.cloud, reference=reference, shape=shape)
+    )
 
 
 def decoded_window(raw: NDArray[Any], mask: NDArray[Any] | None, coding: ValueCoding) -> StackWindow:

@@ -17,9 +17,10 @@ from numpy.typing import NDArray
 from sader._version import __version__
 from sader.errors import BandError, ConfigError, ShapeError, ValueRangeError, require
 from sader.geo.bandnames import canonical
-from sader.geo.look import LOOK, Look
+from sader.geo.look import Look
 from sader.geo.stack import Grid, StackWindow, ValueCoding
 from sader.geo.values import COUNTS_FROM, SENTINEL_SCALE, coding_of, decode, for_network
+from sader.scenematch import decimation, look_factor
 
 if TYPE_CHECKING:
     import xarray as xr
@@ -182,21 +183,15 @@ def find_reference(reference: int | str | np.datetime64 | None, cube: Cube) -> i
     return found[0]
 
 
-def decimation(height: int, width: int) -> tuple[slice, slice]:
-    """Return the slices of a look from afar: the middle of every n x n pixels."""
-    step = -(-max(height, width) // LOOK)
-    first = slice(step // 2, None, step)
-    return (first if height > step // 2 else slice(None)), (first if width > step // 2 else slice(None))
-
-
-def clear_shares(remover: CloudRemover, dates: StackWindow, bands: Sequence[str]) -> NDArray[np.float64]:
-    """Return (T,): the part of a look from afar that each date shows clearly."""
-    if not dates.valid.any():
-        return np.zeros(len(dates.valid))
-    cloud = remover.estimate_cloud(for_network(dates.cloudy), valid=dates.valid, cloud_mask=dates.masks, bands=bands)
+def look_from_afar(remover: CloudRemover, dates: StackWindow, bands: Sequence[str], shape: tuple[int, int]) -> Look:
+    """Return the look that the decimated dates of a scene of (height, width) give (`sader.scenematch.decimation`)."""
+    cloud = np.ones(dates.valid.shape, np.float32)
+    if dates.valid.any():
+        seen = for_network(dates.cloudy)
+        cloud = remover.estimate_cloud(seen, valid=dates.valid, cloud_mask=dates.masks, bands=bands)
     height, width = dates.valid.shape[1:]
     nowhere = Grid("", (1.0, 0.0, 0.0, 0.0, 1.0, 0.0), width, height)
-    return Look(nowhere, 1, dates.cloudy, dates.valid, cloud).clear_share
+    return Look(nowhere, look_factor(*shape), dates.cloudy, dates.valid, cloud)
 
 
 def clear_array(
@@ -229,7 +224,7 @@ def clear_array(
         every = decimation(*cube.shape[2:])
         afar = [None if one is None else one[every] for one in masks]
         look = StackWindow(cloudy[..., *every], valid[:, *every], afar)
-        date = int(clear_shares(remover, look, cube.bands).argmax())
+        date = int(look_from_afar(remover, look, cube.bands, cube.shape[2:]).clear_share.argmax())
     assert not isinstance(date, str)
     made = remover.predict(
         for_network(cloudy), reference=date, cloud_mask=masks, days=cube.days, valid=valid, bands=cube.bands, **options

@@ -24,8 +24,9 @@ from sader.geo.scene import Notice, SceneOptions, SceneReport, retiled
 from sader.geo.stack import StackWindow, ValueCoding
 from sader.geo.strips import NODATA, OBSERVED, RECONSTRUCTED
 from sader.geo.tasks import decoded_window
-from sader.geo.values import encode, fill_value
-from sader.geo.xarrays import Cube, clear_shares, decimation, find_reference, mask_data, open_cube
+from sader.geo.values import encode, fill_value, for_network
+from sader.geo.xarrays import Cube, find_reference, look_from_afar, mask_data, open_cube
+from sader.scenematch import decimation
 from sader.tiling import Progress, plan_windows
 
 if TYPE_CHECKING:
@@ -73,15 +74,20 @@ def clear_zarr(
         look = _look(cube, mask_data(masks, cube), scheduler)
         if not look.valid.any() and not _any_valid(cube, scheduler):
             raise ValueRangeError(f"no date of {path} has a valid pixel; there is nothing to make. Check its nodata.")
-        reference, shares = _reference(cube, look, remover, options, say)
+        own = retiled(remover, options)
+        afar = look_from_afar(own, look, cube.bands, cube.shape[2:])
+        reference = _reference(cube, look, afar.clear_share, remover, options, say)
+        match = own.scene_match(
+            for_network(afar.cloudy), valid=afar.valid, cloud=afar.cloud, reference=reference, shape=cube.shape[2:]
+        )
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # said above
             made = clear_dataset(
                 array, remover, reference=reference, cloud_mask=masks, tile=options.tile, overlap=options.overlap,
                 seed=options.seed, samples=options.sample_count, steps=options.steps,
+                scene_match=False if match is None else match,
             )  # fmt: skip
         pixels = _write(made, target, cube.coding, options, scheduler, progress)
-    own = retiled(remover, options)
     height, width = cube.shape[2:]
     names = tuple(str(time)[:19] for time in (range(cube.shape[0]) if cube.times is None else cube.times))
     return SceneReport(
@@ -94,7 +100,7 @@ def clear_zarr(
         size=(height, width),
         tiles=len(plan_windows(height, width, tile=own._tile(), overlap=own.options.overlap)),
         pixels=pixels,
-        clear_share=tuple(round(float(share), 4) for share in shares),
+        clear_share=tuple(round(float(share), 4) for share in afar.clear_share),
         model=remover.config.name,
         steps="+".join(map(str, own._check_numbers(options.steps, options.sample_count, options.seed))).removesuffix(
             "+0"
@@ -162,10 +168,14 @@ def check_zarr_output(out: str | Path, *, overwrite: bool) -> Path:
 
 
 def _reference(
-    cube: Cube, look: StackWindow, remover: CloudRemover, options: SceneOptions, say: Notice
-) -> tuple[int | None, NDArray[np.float64]]:
-    """Return the date to clean and how much of the scene each date shows."""
-    shares = clear_shares(remover, look, cube.bands)
+    cube: Cube,
+    look: StackWindow,
+    shares: NDArray[np.float64],
+    remover: CloudRemover,
+    options: SceneOptions,
+    say: Notice,
+) -> int | None:
+    """Return the date to clean; shares: how much of the scene each date shows."""
     date = find_reference(options.reference, cube)
     if date == "auto":
         unknown = not remover.config.network.composite and any(mask is None for mask in look.masks)
@@ -173,7 +183,7 @@ def _reference(
             say("this model has no cloud head and no mask is given, so no date can be cleaned: a new image is made.")
         date = None if unknown else int(shares.argmax())
     assert not isinstance(date, str)
-    return date, shares
+    return date
 
 
 def _look(cube: Cube, mask: Any, scheduler: Any) -> StackWindow:

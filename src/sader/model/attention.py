@@ -22,7 +22,7 @@ def _axis_plan(size: int, kernel: int, device: torch.device) -> tuple[Tensor, Te
     Each query sees `kernel` keys; at borders the window is shifted inward, so that the count stays the same.
     """
     reach = TILE + kernel - 1
-    tiles = -(-size // TILE)
+    tiles = (size + TILE - 1) // TILE
     queries = torch.arange(tiles * TILE, device=device).clamp(max=size - 1).view(tiles, TILE)
     # Two clamps: a map smaller than the window starts at 0, and what lies beyond its end is not seen. No branch on the
     # size, so that one exported graph serves all sizes.

@@ -20,11 +20,16 @@ M = TypeVar("M", bound=nn.Module)
 Resample = Literal["none", "down", "up"]
 
 
+def is_exporting() -> bool:
+    """Whether a graph for all sizes is being made, in which no size may be known (`sader.export`)."""
+    return torch.compiler.is_exporting() or torch.onnx.is_in_onnx_export()
+
+
 def without_autocast(x: Tensor) -> AbstractContextManager[object]:
     """Return a context in which autocast leaves the work on `x` in its own precision."""
     if x.device.type == "meta":  # shapes only, as when counting operations
         return nullcontext()
-    if torch.compiler.is_exporting():  # a graph has no autocast, and no way to say so
+    if is_exporting():  # a graph has no autocast, and no way to say so
         return nullcontext()
     return torch.autocast(x.device.type, enabled=False)
 

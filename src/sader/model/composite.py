@@ -48,6 +48,8 @@ NOISE_VARIANCE = 1e-5
 """Floor of the variance, about 0.0016 of reflectance: no date agrees better with another than sensors do."""
 
 
+VARIANCE_FLOOR = 1e-4
+"""Weight of a hidden pixel in the variance of a date; it decides only far from pixels clear in both dates."""
 SURE = 8
 """Power of the clear probability for use in holes: what is 0.9 clear counts 0.4, so fringes of clouds hardly do."""
 HOLE = 33
@@ -73,7 +75,7 @@ def prepare_dates(cloudy: Tensor, *, cloud: Tensor, observed: Tensor, reference:
         squared = (candidates - target[:, None]).square().mean(dim=2)
         both = torch.cat([clear, torch.ones_like(clear[:, :1])], dim=1) * target_clear[:, None]
         both = both * inlier_weight(squared, both)
-        variance = spread_from_clear(squared.flatten(0, 1)[:, None], both.flatten(0, 1), floor=1e-4)
+        variance = spread_from_clear(squared.flatten(0, 1)[:, None], both.flatten(0, 1), floor=VARIANCE_FLOOR)
         variance = variance.view(squared.shape) + NOISE_VARIANCE
         fill = fill_holes(dates, clear, variance[:, :-1], anchor)
         flag = is_date(anchor, cloudy.shape[1]).to(cloudy.dtype)

@@ -6,11 +6,14 @@ Shared by the guides of the resampler (`model/guide.py`, `model/mae.py`). Images
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from sader.errors import ConfigError, ShapeError
+from sader.model.blocks import is_exporting
 
 EXPORTED_LEVELS = 11
 """Halvings in an exported graph, whose depth is fixed: one pixel is left of up to 2048, and halving it again changes
@@ -58,7 +61,7 @@ def carried_inward(values: Tensor, known: Tensor, level: int = 0) -> Tensor:
     harmonic fill. 0 where nothing is known at all. Differentiable.
     """
     height, width = values.shape[-2:]
-    if level == EXPORTED_LEVELS if torch.compiler.is_exporting() else height == 1 and width == 1:
+    if level == EXPORTED_LEVELS if is_exporting() else height == 1 and width == 1:
         return values
     even = (0, 1, 0, 1)  # an odd size gets its partner; an even one too, and pooling leaves it out
     children = 4 * F.avg_pool2d(F.pad(known, even), 2)
@@ -67,12 +70,31 @@ def carried_inward(values: Tensor, known: Tensor, level: int = 0) -> Tensor:
     filled = F.interpolate(coarse, scale_factor=2, mode="bilinear", align_corners=False)[..., :height, :width]
     kept, open_ = known * values, 1 - known
     filled = kept + open_ * filled
+    neighbours = _gathered_neighbours(height, width, values.device) if is_exporting() else _padded_neighbours
     for _ in range(RELAXATIONS):
-        edged = F.pad(filled, (1, 1, 1, 1), mode="replicate")
-        vertical = edged[..., :-2, 1:-1] + edged[..., 2:, 1:-1]
-        horizontal = edged[..., 1:-1, :-2] + edged[..., 1:-1, 2:]
-        filled = kept + open_ * (vertical + horizontal) / 4
+        filled = kept + open_ * neighbours(filled) / 4
     return filled
+
+
+def _padded_neighbours(x: Tensor) -> Tensor:
+    """Return the sum of the four neighbours of each pixel; at the edge a pixel is its own neighbour."""
+    edged = F.pad(x, (1, 1, 1, 1), mode="replicate")
+    vertical = edged[..., :-2, 1:-1] + edged[..., 2:, 1:-1]
+    horizontal = edged[..., 1:-1, :-2] + edged[..., 1:-1, 2:]
+    return vertical + horizontal
+
+
+def _gathered_neighbours(height: int, width: int, device: torch.device) -> Callable[[Tensor], Tensor]:
+    """Return the same function for an exported graph, in which padding and slicing free sizes takes 60 nodes."""
+    rows, columns = torch.arange(height, device=device), torch.arange(width, device=device)
+    up, down = (rows - 1).clamp(min=0), (rows + 1).clamp(max=height - 1)
+    left, right = (columns - 1).clamp(min=0), (columns + 1).clamp(max=width - 1)
+
+    def neighbours(x: Tensor) -> Tensor:
+        vertical = x.index_select(-2, up) + x.index_select(-2, down)
+        return vertical + (x.index_select(-1, left) + x.index_select(-1, right))
+
+    return neighbours
 
 
 def random_block_mask(

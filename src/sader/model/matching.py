@@ -114,7 +114,7 @@ def fit_dates(cloudy: Tensor, clear: Tensor, anchor: Tensor) -> tuple[Tensor, Te
     `match_dates`.
     """
     batch, _, bands, height, width = cloudy.shape
-    ph, pw = -(-height // CELL) * CELL, -(-width // CELL) * CELL
+    ph, pw = (height + CELL - 1) // CELL * CELL, (width + CELL - 1) // CELL * CELL
     # Bottom and right cells are completed with weight zero, so that padding is no evidence.
     weight = F.pad(clear, (0, pw - width, 0, ph - height))
     x = reflect_pad(cloudy, ph, pw)
@@ -204,7 +204,7 @@ def spread_from_clear(values: Tensor, clear: Tensor, *, floor: float = 1e-5) -> 
     clear pixel is near. Differentiable.
     """
     height, width = values.shape[-2:]
-    ph, pw = -(-height // CELL) * CELL, -(-width // CELL) * CELL
+    ph, pw = (height + CELL - 1) // CELL * CELL, (width + CELL - 1) // CELL * CELL
     weight = F.pad(clear.float() + floor, (0, pw - width, 0, ph - height))[:, None]
     padded = F.pad(values.float(), (0, pw - width, 0, ph - height))
     blurred = heavy_tailed_blur(F.avg_pool2d(torch.cat([padded * weight, weight], dim=1), CELL))

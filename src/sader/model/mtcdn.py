@@ -233,7 +233,8 @@ class MTCDN(nn.Module):
         if valid is not None:
             observed = observed & valid
 
-        ph, pw = (-(-size // config.multiple) * config.multiple for size in (height, width))
+        unit = config.multiple
+        ph, pw = ((size + unit - 1) // unit * unit for size in (height, width))
         observed = reflect_pad(observed, ph, pw)
         use = observed[:, :, None] & band_present[:, None, :, None, None]
         cloudy = reflect_pad(cloudy, ph, pw).masked_fill(~use, 0.0)

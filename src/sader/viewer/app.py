@@ -19,7 +19,7 @@ from starlette.exceptions import HTTPException
 from sader._version import __version__
 from sader.errors import SaderError
 from sader.viewer import ogc
-from sader.viewer.guard import COOKIE, SESSION_S, BodyTooLargeError, Guard, Sessions
+from sader.viewer.guard import COOKIE, SESSION_S, Guard, Sessions
 from sader.viewer.problems import NoSuchProcessError, problem
 from sader.viewer.schema import Execute, NewScene, Reading, Token
 from sader.viewer.service import Service
@@ -99,11 +99,6 @@ def _add_errors(app: FastAPI) -> None:
         said = {"type": "about:blank", "title": "HTTP error", "status": error.status_code, "detail": str(error.detail)}
         return JSONResponse(said, error.status_code, error.headers, media_type=PROBLEM)
 
-    @app.exception_handler(BodyTooLargeError)
-    def too_large(request: Request, error: BodyTooLargeError) -> JSONResponse:
-        said = {"type": "about:blank", "title": "TooLargeError", "status": 413, "detail": "the request is too large."}
-        return JSONResponse(said, 413, media_type=PROBLEM)
-
     @app.exception_handler(Exception)
     def unforeseen(request: Request, error: Exception) -> JSONResponse:
         print(f"{request.method} {request.url.path}: {type(error).__name__}: {error}", file=sys.stderr)
@@ -115,7 +110,10 @@ def _base(request: Request) -> str:
 
 
 def _add_ogc(app: FastAPI, service: Service) -> None:
-    @app.get("/", tags=["capabilities"], summary="Landing page")
+    @app.get(
+        "/", tags=["capabilities"], summary="Landing page",
+        responses={200: {"content": {"application/json": {}, "text/html": {}}}},
+    )  # fmt: skip
     def landing(request: Request, f: Literal["json", "html"] | None = None) -> Response:
         wants_page = f == "html" or (f is None and "text/html" in request.headers.get("accept", ""))
         if wants_page:
@@ -307,7 +305,7 @@ def _add_scenes(app: FastAPI, service: Service) -> None:
 
     @app.delete("/scenes/{scene}", tags=["scenes"], status_code=204)
     def delete(scene: SceneName) -> None:
-        service.scenes.delete(scene)
+        service.delete_scene(scene)
 
     @app.get("/scenes/{scene}/clouds", tags=["scenes"])
     def clouds(scene: SceneName) -> list[float]:

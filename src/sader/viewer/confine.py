@@ -31,6 +31,8 @@ INDIRECT = (
     "GeoJSONSeq", "ESRIJSON", "TopoJSON", "OSM", "MVT", "KMLSUPEROVERLAY", "SENTINEL2", "SAFE", "DIMAP",
 )  # fmt: skip
 """Drivers that read what another file or an address names; they are not even registered."""
+POINTERS = ("OVERVIEWS", "GEOLOCATION")
+"""Metadata domains by which a GeoTIFF makes GDAL open another file or address for its reduced or warped pixels."""
 NOWHERE = "/vsicurl/https://nowhere.invalid/"
 
 
@@ -63,7 +65,13 @@ def confine(folder: DataFolder, allow_remote: Sequence[str]) -> None:
             folder.inside(Path(fp).parent)
             return plain(fp, mode, driver, *args, **kwargs)
         check_place(str(fp), folder, allow_remote)
-        return plain(fp, mode, driver_of(str(fp)), *args, **kwargs)
+        dataset = plain(fp, mode, driver_of(str(fp)), *args, **kwargs)
+        try:
+            check_domains(dataset)
+        except ForbiddenError:
+            dataset.close()
+            raise
+        return dataset
 
     setattr(rasterio, "open", confined)  # noqa: B010 - mypy knows no such attribute of a module
 
@@ -82,6 +90,16 @@ def driver_of(path: str) -> str:
     if found is None:
         raise ForbiddenError(wrong_kind(Path(path).name))
     return found
+
+
+def check_domains(dataset: Any) -> None:
+    """Refuse a file that sends GDAL to another one. Nothing has been followed yet: that happens when it is read."""
+    found = [name for name in dataset.tag_namespaces() if name in POINTERS]
+    if found:
+        raise ForbiddenError(
+            f"{Path(dataset.name).name} names other files in its metadata ({', '.join(found)}); the service follows no "
+            "such references. Write it anew without them."
+        )
 
 
 def wrong_kind(name: str) -> str:

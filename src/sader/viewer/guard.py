@@ -180,11 +180,10 @@ def _number(text: str | None) -> int:
     return int(text) if text is not None and text.isdecimal() else 0
 
 
-class BodyTooLargeError(Exception):
-    """Raised inside the application when a body without a declared length grows too large."""
-
-
 def _bounded(receive: Receive, limit: int) -> Receive:
+    """Return `receive` for a body without a declared length, which ends in 413 when it grows too large."""
+    from starlette.exceptions import HTTPException
+
     taken = 0
 
     async def bounded() -> Message:
@@ -192,7 +191,7 @@ def _bounded(receive: Receive, limit: int) -> Receive:
         message = await receive()
         taken += len(message.get("body", b""))
         if taken > limit:
-            raise BodyTooLargeError(limit)
+            raise HTTPException(413, f"the request has more than {limit} bytes.")
         return message
 
     return bounded

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from sader.errors import DataError, require
-from sader.viewer.confine import check_place, driver_of, remote_host, wrong_kind
+from sader.viewer.confine import check_domains, check_place, driver_of, remote_host, wrong_kind
 from sader.viewer.paths import DataFolder
 from sader.viewer.problems import ForbiddenError, TooLargeError
 from sader.viewer.settings import Limits
@@ -76,12 +76,12 @@ def _rasters_of_json(path: Path, folder: DataFolder, allow_remote: Sequence[str]
             f"{path.name} holds {f'a {kind}' if kind else 'no STAC item'}; the service takes a STAC item (Feature) or "
             "a FeatureCollection of them, and follows no links of catalogues."
         )
+    for one in content.get("features") or [] if kind == "FeatureCollection" else [content]:
+        _check_item(one, path.name)
     items = load_items(path)
     if len(items) > MOST_ITEMS:
         raise TooLargeError(f"{path.name} holds {len(items)} items; the service takes at most {MOST_ITEMS}.")
     for item, base in items:
-        if not isinstance(item, dict):
-            raise DataError(f"{path.name} holds a {type(item).__name__} where a STAC item is expected.")
         entries = [*bands_of(item, base).values()]
         classes = classification_of(item, base)
         for entry in [*entries, *([classes] if classes else [])]:
@@ -89,6 +89,18 @@ def _rasters_of_json(path: Path, folder: DataFolder, allow_remote: Sequence[str]
             if remote_host(entry.path) is None and Path(entry.path).suffix.lower() not in RASTERS:
                 raise ForbiddenError(wrong_kind(Path(entry.path).name))
             yield entry.path
+
+
+def _check_item(item: Any, name: str) -> None:
+    """Refuse what is no item in its plain shape: readers of items take that for granted."""
+    wanted = {"assets": dict, "properties": dict, "links": list}
+    for key, kind in wanted.items():
+        value = item.get(key) if isinstance(item, dict) else None
+        if not isinstance(item, dict) or not (value is None or isinstance(value, kind)):
+            raise DataError(f"{name} holds no STAC item: {key} must be a {kind.__name__} of one.")
+    entries = [*(item.get("assets") or {}).values(), *(item.get("links") or [])]
+    if not all(isinstance(entry, dict) for entry in entries):
+        raise DataError(f"{name} holds no STAC item: its assets and links must be objects.")
 
 
 def check_raster(path: Path, limits: Limits) -> None:
@@ -102,6 +114,7 @@ def check_raster(path: Path, limits: Limits) -> None:
     with reading(path.name), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # about images without a place
         with rasterio.open(path, driver=driver) as dataset:
+            check_domains(dataset)
             facts = _facts(dataset)
     _check_facts(path.name, facts, limits)
 

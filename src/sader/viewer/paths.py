@@ -38,8 +38,8 @@ class DataFolder:
 
     def find(self, name: str) -> Path:
         """Return the existing file or folder that a name from outside means."""
-        parts = PurePosixPath(name).parts if name else ()
-        bad = not name or name.startswith("/") or "\\" in name or "\0" in name or ":" in name or len(name) > 1000
+        parts = PurePosixPath(name).parts
+        bad = not parts or name.startswith("/") or "\\" in name or "\0" in name or ":" in name or len(name) > 1000
         if bad or any(part == ".." or part.startswith(".") for part in parts):
             raise ForbiddenError(
                 f"{name[:200]!r} is no path the service opens; expected a path inside the data folder, with / between "

@@ -30,8 +30,8 @@ RAMP = np.array(
     np.float32,
 )
 NDVI_RANGE = (-0.2, 0.9)
-SPREAD_SCALE = 0.02
-"""Standard deviation, in reflectance, drawn in the brightest colour; as in `sader.geo.preview`."""
+SPREAD_SCALE = 0.05
+"""Standard deviation, in reflectance, drawn in the brightest colour (static/app.js says so in its legend)."""
 LOOK = 256
 
 
@@ -110,7 +110,7 @@ def spread_colours(spread: NDArray[np.floating]) -> NDArray[np.uint8]:
     from sader.picture import heat_picture
 
     picture = heat_picture(spread, full_scale=SPREAD_SCALE)
-    alpha = np.where(np.isfinite(spread), np.clip(np.nan_to_num(spread) / SPREAD_SCALE * 2, 0, 1) * 235, 0)
+    alpha = np.where(np.isfinite(spread), np.clip(np.nan_to_num(spread) / SPREAD_SCALE * 4, 0, 1) * 235, 0)
     return np.concatenate([picture, np.rint(alpha)[..., None].astype(np.uint8)], axis=-1)
 
 

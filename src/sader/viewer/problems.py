@@ -35,8 +35,8 @@ class GoneError(SaderError, LookupError):
     """The job was dismissed: its results are deleted."""
 
 
-class ForbiddenError(SaderError, PermissionError):
-    """A path, address or format that the service never opens."""
+class ForbiddenError(SaderError, RuntimeError):
+    """A path, address or format that the service never opens (no OSError: readers would reword it)."""
 
 
 class ConflictError(SaderError, RuntimeError):

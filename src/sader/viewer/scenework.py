@@ -134,12 +134,16 @@ class SceneWork:
         if not (0 <= column < grid.width and 0 <= row < grid.height):
             raise NotFoundError(f"pixel {column}, {row} is outside the scene of {grid.width} x {grid.height}.")
         window = Window(row, column, 1, 1)
-        found: dict[str, Any] = {"bands": list(scene.bands), "dates": [], "place": _place(grid, column, row)}
-        for source in scene.sources:
-            found["dates"].append(_pixel(source, window, scene.bands, grid))
-        if job is not None:
-            result = self._result(job, scene)
-            found["result"] = _pixel(result, window, scene.bands, grid)
+        # A result may have fewer bands than its dates: the model does not know them all.
+        result = None if job is None else self._result(job, scene)
+        bands = tuple(band for band in scene.bands if result is None or band in result.bands)
+        found: dict[str, Any] = {
+            "bands": list(bands),
+            "dates": [_pixel(source, window, bands, grid) for source in scene.sources],
+            "place": _place(grid, column, row),
+        }
+        if result is not None:
+            found["result"] = _pixel(result, window, bands, grid)
             for layer in ("uncertainty", "provenance"):
                 file = self._job_file(job, f"clear_{layer}.tif", must=False)
                 if file is not None:

@@ -10,7 +10,14 @@ from typing import Any
 from sader.errors import ConfigError
 from sader.viewer import ogc
 from sader.viewer.paths import DataFolder
-from sader.viewer.problems import NotFoundError, RequestError, ResultNotReadyError, TooLargeError, error_named
+from sader.viewer.problems import (
+    ConflictError,
+    NotFoundError,
+    RequestError,
+    ResultNotReadyError,
+    TooLargeError,
+    error_named,
+)
 from sader.viewer.process import Child
 from sader.viewer.runner import Runner
 from sader.viewer.scenes import Scene, SceneStore
@@ -83,6 +90,14 @@ class Service:
         self.ask("inspect", {"inputs": inputs})
         title = paths[0] if len(paths) == 1 else f"{paths[0]} and {len(paths) - 1} more"
         return self.scenes.create("folder", title, paths=tuple(inputs))
+
+    def delete_scene(self, name: str) -> None:
+        """Forget a scene, unless a job still reads its files."""
+        for status in ("accepted", "running"):
+            for job in self.store.select(status=status):
+                if job.request.get("scene") == name:
+                    raise ConflictError(f"job {job.id} uses scene {name}; dismiss it first, or wait for it.")
+        self.scenes.delete(name)
 
     def check_paths(self, paths: list[str]) -> list[str]:
         """Return paths of the data folder as the children take them."""

@@ -241,6 +241,7 @@ async function openScene(id, job = null) {
 
 function showScene(scene) {
   state.scene = scene;
+  for (const id of ["tools", "readout"]) $(id).hidden = false;
   $("empty").hidden = true;
   $("dates-section").hidden = false;
   $("run-section").hidden = false;
@@ -252,13 +253,6 @@ function showScene(scene) {
   $("notices").replaceChildren();
   state.shown.clear();
   scene.notices.forEach(note);
-  for (const input of document.querySelectorAll("input[name=combination]")) input.disabled = !scene.combinations.includes(input.value);
-  const checked = document.querySelector("input[name=combination]:checked");
-  if (checked.disabled) {
-    const first = document.querySelector("input[name=combination]:not(:disabled)");
-    if (first) first.checked = true;
-    else explain(`the bands ${scene.bands.join(", ")} make no picture: red, green and blue, or red and near infrared are needed.`);
-  }
   drawFilm();
   fillReference();
   fillSides("0", scene.dates.length > 1 ? "1" : "0");
@@ -338,10 +332,21 @@ function address(layer, combination) {
   };
 }
 
+const NEEDS = { true: ["B04", "B03", "B02"], false: ["B08", "B04", "B03"], ndvi: ["B08", "B04"] };
+
 function refresh() {
   const { scene, job } = state;
   if (!scene?.grid) return;
-  const combination = document.querySelector("input[name=combination]:checked").value;
+  // A result may lack bands that its dates have.
+  const bands = job && [$("left").value, $("right").value].includes("result") ? job["sader:report"].bands : scene.bands;
+  for (const input of document.querySelectorAll("input[name=combination]")) input.disabled = !NEEDS[input.value].every((band) => bands.includes(band));
+  let chosen = document.querySelector("input[name=combination]:checked");
+  if (chosen.disabled) {
+    chosen = document.querySelector("input[name=combination]:not(:disabled)");
+    if (!chosen) return explain(`the bands ${bands.join(", ")} make no picture: red, green and blue, or red and near infrared are needed.`);
+    chosen.checked = true;
+  }
+  const combination = chosen.value;
   const has = (layer) => job && job["sader:report"] && job.layers?.has(layer);
   for (const input of document.querySelectorAll("input[name=overlay]")) input.disabled = Boolean(input.value) && !has(input.value);
   let overlay = document.querySelector("input[name=overlay]:checked");
@@ -359,13 +364,13 @@ function refresh() {
   for (const [index, button] of [...$("film").querySelectorAll("button")].entries()) {
     button.setAttribute("aria-pressed", String($("left").value === String(index)));
   }
-  legend(combination, overlay.value);
+  return legend(combination, overlay.value);
 }
 
 function legend(combination, overlay) {
   const parts = [];
   if (combination === "ndvi") parts.push("NDVI", element("i", { class: "ndvi" }), element("span", {}, element("b", {}, "−0.2"), element("b", {}, "0.9")));
-  if (overlay === "uncertainty") parts.push("standard deviation, reflectance", element("i", { class: "heat" }), element("span", {}, element("b", {}, "0"), element("b", {}, "0.02")));
+  if (overlay === "uncertainty") parts.push("standard deviation, reflectance", element("i", { class: "heat" }), element("span", {}, element("b", {}, "0"), element("b", {}, "0.05")));
   if (overlay === "provenance") parts.push(element("i", { class: "made" }), "reconstructed; the rest was observed");
   $("legend").replaceChildren(...parts);
   $("legend").hidden = !parts.length;

@@ -1,0 +1,106 @@
+"""Quality against time for several numbers of sampling steps, on shards: a table and a figure.
+
+Run: python benchmarks/steps_quality.py MODEL --data SHARDS [--steps 1,2,4,4+1,5+1,8] [--limit 4] [-o steps.png]
+
+One evaluation of the network is `sader remove --fast`. Time is that of whole items, the dates' condition included.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from PIL import Image, ImageDraw, ImageFont
+
+from sader.evaluation.methods import make_method
+from sader.evaluation.run import EvaluationRequest, load_records, open_items, other_bands, shared_bands
+from sader.evaluation.scoring import score_items
+
+STEPS = "1,2,4,4+1,5+1,8"
+
+
+class StepRow(NamedTuple):
+    """One number of steps."""
+
+    steps: str
+    psnr: float
+    ssim: float
+    seconds: float
+    """Per megapixel."""
+
+
+def measure(model: str, data: Sequence[Path], *, steps: Sequence[str], mask: str, limit: int | None) -> list[StepRow]:
+    """Return the scores over all items, one row per number of steps; all of them take turns on each item."""
+    methods = {count: make_method(model, mask=mask, steps=count) for count in steps}
+    request = EvaluationRequest(models=(model,), data=tuple(data), mask=mask, limit=limit)
+    records = list(load_records(request.data, split=request.split))
+    items = open_items(request, None, records, shared_bands(methods), other_bands(methods, records))
+    print(f"{model}, {len(items)} items, masks: {mask}")
+    rows = score_items(items, methods, ("psnr", "ssim"))
+    made = []
+    for count in steps:
+        own = [row.scores for row in rows if row.method == count]
+        made.append(
+            StepRow(
+                count,
+                statistics.fmean(one["psnr"] for one in own),
+                statistics.fmean(one["ssim"] for one in own),
+                statistics.median(one["seconds_per_megapixel"] for one in own),
+            )
+        )
+    return made
+
+
+def draw(rows: Sequence[StepRow], title: str) -> Image.Image:
+    """Return the figure: PSNR over seconds per megapixel."""
+    width, height, left, top, right, bottom = 720, 480, 70, 50, 690, 420
+    figure = Image.new("RGB", (width, height), (255, 255, 255))
+    pen = ImageDraw.Draw(figure)
+    small, large = ImageFont.load_default(13), ImageFont.load_default(17)
+    pen.text((12, 10), title, fill=(0, 0, 0), font=large)
+    pen.rectangle((left, top, right, bottom), outline=(0, 0, 0))
+    longest = max(row.seconds for row in rows) * 1.15
+    low, high = min(row.psnr for row in rows), max(row.psnr for row in rows)
+    margin = max(0.15 * (high - low), 0.1)
+    low, high = low - margin, high + margin
+    for tick in range(5):
+        share = tick / 4
+        y, x = bottom - share * (bottom - top), left + share * (right - left)
+        pen.line((left, y, right, y), fill=(215, 215, 215))
+        pen.text((8, y - 7), f"{low + share * (high - low):.2f}", fill=(0, 0, 0), font=small)
+        pen.text((x - 10, bottom + 6), f"{share * longest:.2g}", fill=(0, 0, 0), font=small)
+    pen.text((left, bottom + 26), "seconds per megapixel", fill=(0, 0, 0), font=small)
+    pen.text((left + 6, top + 4), "PSNR dB", fill=(0, 0, 0), font=small)
+    for row in rows:
+        x = left + row.seconds / longest * (right - left)
+        y = bottom - (row.psnr - low) / (high - low) * (bottom - top)
+        pen.ellipse((x - 5, y - 5, x + 5, y + 5), fill=(30, 90, 170))
+        pen.text((x + 8, y - 8), row.steps, fill=(0, 0, 0), font=small)
+    return figure
+
+
+def main(arguments: list[str] | None = None) -> list[StepRow]:
+    """Print the table, write the figure and return the rows."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("model", nargs="?", default="sader-s2-rgbn")
+    parser.add_argument("--data", type=Path, nargs="+", required=True)
+    parser.add_argument("--steps", default=STEPS)
+    parser.add_argument("--mask", default="true", choices=("true", "reference", "own"))
+    parser.add_argument("--limit", type=int, help="items per place")
+    parser.add_argument("-o", "--out", type=Path, default=Path("steps_quality.png"))
+    given = parser.parse_args(arguments)
+    rows = measure(given.model, given.data, steps=given.steps.split(","), mask=given.mask, limit=given.limit)
+    print("| steps | PSNR dB | SSIM | s / megapixel | time of one step = 1 |\n|---|---|---|---|---|")
+    for row in rows:
+        ratio = row.seconds / rows[0].seconds
+        print(f"| {row.steps} | {row.psnr:.3f} | {row.ssim:.4f} | {row.seconds:.2f} | {ratio:.2f} |")
+    draw(rows, f"{given.model}: quality against time").save(given.out)
+    print(f"wrote {given.out}")
+    return rows
+
+
+if __name__ == "__main__":
+    main()

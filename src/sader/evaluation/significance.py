@@ -1,0 +1,173 @@
+"""Is one method better than another, or was it luck? Paired tests over items, corrected for how many were made.
+
+Own implementations (numpy only): the Wilcoxon signed-rank test, a sign-flip permutation test over items and over places
+(items of one place are not independent, and places are few), a paired bootstrap, and Holm's correction.
+"""
+
+from __future__ import annotations
+
+import math
+import zlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import product
+
+import numpy as np
+
+from sader.errors import ConfigError, did_you_mean
+from sader.evaluation.scoring import LOWER_IS_BETTER, Row
+from sader.evaluation.summary import Interval, bootstrap
+
+EXACT = 12
+"""Up to so many differences all sign patterns are gone through; beyond that they are drawn."""
+DRAWS = 10_000
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """One method against another on the items both were scored on."""
+
+    method: str
+    against: str
+    metric: str
+    difference: Interval
+    """Mean of method - against, with its 95 % bootstrap interval over items."""
+    wins: float
+    """Share of the items on which `method` is better; a tie is half a win."""
+    p_wilcoxon: float
+    p_permutation: float
+    p_places: float
+    """The permutation test with the mean difference of each place as one value: slow to call anything significant."""
+    places: int
+    p_holm: float
+    """`p_wilcoxon`, corrected for all comparisons made together."""
+
+    @property
+    def verdict(self) -> str:
+        """better, worse, or no difference shown (corrected p of at least 0.05)."""
+        if not self.p_holm < 0.05:
+            return "no difference shown"
+        sign = -1 if self.metric in LOWER_IS_BETTER else 1
+        return "better" if sign * self.difference.mean > 0 else "worse"
+
+
+def wilcoxon(differences: Sequence[float] | np.ndarray) -> float:
+    """Return the two-sided p of the signed-rank test; 1 where all differences are zero, NaN without any.
+
+    Zeros are dropped. Up to `EXACT` differences the distribution is enumerated with the ranks at hand (ties share their
+    mean rank); beyond that the normal approximation with tie and continuity correction is used.
+    """
+    values = _finite(differences)
+    if len(values) == 0:
+        return float("nan")
+    values = values[values != 0]
+    count = len(values)
+    if count == 0:
+        return 1.0
+    ranks, ties = _ranks(np.abs(values))
+    positive = float(ranks[values > 0].sum())
+    centre = count * (count + 1) / 4
+    if count <= EXACT:
+        sums = _signs(count) @ ranks
+        return float(np.mean(np.abs(sums - centre) >= abs(positive - centre) - 1e-9))
+    variance = count * (count + 1) * (2 * count + 1) / 24 - float((ties**3 - ties).sum()) / 48
+    z = max(abs(positive - centre) - 0.5, 0.0) / math.sqrt(variance)
+    return math.erfc(z / math.sqrt(2))
+
+
+def permutation(differences: Sequence[float] | np.ndarray, *, seed: int = 0, draws: int = DRAWS) -> float:
+    """Return the two-sided p that a mean as far from zero comes about when signs are random; NaN without differences.
+
+    Exact up to `EXACT` values; beyond that from `draws` seeded draws, the observed signs counted among them.
+    """
+    values = _finite(differences)
+    if len(values) == 0:
+        return float("nan")
+    observed = abs(float(values.sum())) - 1e-12 * float(np.abs(values).sum())
+    if len(values) <= EXACT:
+        sums = (2 * _signs(len(values)) - 1) @ values
+        return float(np.mean(np.abs(sums) >= observed))
+    rng = np.random.default_rng(seed)
+    signs = rng.integers(0, 2, (draws, len(values))) * 2.0 - 1
+    return float((1 + np.sum(np.abs(signs @ values) >= observed)) / (draws + 1))
+
+
+def holm(values: Sequence[float]) -> list[float]:
+    """Return the p values corrected by Holm's step-down rule, in their order; NaN stays and is not counted."""
+    p = np.asarray(values, np.float64)
+    corrected = np.full(len(p), np.nan)
+    order = [int(k) for k in np.argsort(p) if np.isfinite(p[k])]
+    largest = 0.0
+    for place, index in enumerate(order):
+        largest = max(largest, min(1.0, (len(order) - place) * float(p[index])))
+        corrected[index] = largest
+    return [float(value) for value in corrected]
+
+
+def compare_rows(
+    rows: Sequence[Row], *, against: str | None = None, metrics: Sequence[str] = ("psnr",), seed: int = 0
+) -> list[Comparison]:
+    """Return the comparisons of every method with `against`, or of every pair (None), for each metric.
+
+    Holm's correction runs over all comparisons of one metric.
+    """
+    by_method: dict[str, dict[str, Row]] = {}
+    for row in rows:
+        by_method.setdefault(row.method, {})[row.item] = row
+    names = list(by_method)
+    if against is not None and against not in by_method:
+        raise ConfigError(f"nothing called {against!r} was scored{did_you_mean(against, names)}")
+    pairs = (
+        [(name, other) for place, name in enumerate(names) for other in names[place + 1 :]]
+        if against is None
+        else [(name, against) for name in names if name != against]
+    )
+    result: list[Comparison] = []
+    for metric in metrics:
+        made = [_compare(by_method, pair, metric, seed) for pair in pairs]
+        corrected = holm([each.p_wilcoxon for each in made])
+        result += [replace(each, p_holm=p) for each, p in zip(made, corrected, strict=True)]
+    return result
+
+
+def _compare(by_method: Mapping[str, Mapping[str, Row]], pair: tuple[str, str], metric: str, seed: int) -> Comparison:
+    mine, theirs = by_method[pair[0]], by_method[pair[1]]
+    nan = float("nan")
+    shared = [item for item in mine if item in theirs]
+    both = [(mine[item].scores.get(metric, nan), theirs[item].scores.get(metric, nan)) for item in shared]
+    kept = [(item, a - b) for item, (a, b) in zip(shared, both, strict=True) if math.isfinite(a) and math.isfinite(b)]
+    values = np.array([difference for _, difference in kept], np.float64)
+    places: dict[str, list[float]] = {}
+    for item, difference in kept:
+        places.setdefault(mine[item].group, []).append(difference)
+    key = zlib.crc32(f"{seed}/{metric}/{pair[0]}/{pair[1]}".encode())
+    sign = -1 if metric in LOWER_IS_BETTER else 1
+    return Comparison(
+        method=pair[0],
+        against=pair[1],
+        metric=metric,
+        difference=bootstrap(values, seed=key),
+        wins=float(np.mean((sign * values > 0) + 0.5 * (values == 0))) if len(values) else nan,
+        p_wilcoxon=wilcoxon(values),
+        p_permutation=permutation(values, seed=key),
+        p_places=permutation([float(np.mean(group)) for group in places.values()], seed=key),
+        places=len(places),
+        p_holm=nan,
+    )
+
+
+def _finite(values: Sequence[float] | np.ndarray) -> np.ndarray:
+    array = np.asarray(values, np.float64)
+    return array[np.isfinite(array)]
+
+
+def _signs(count: int) -> np.ndarray:
+    """Return all patterns of 0 and 1, (2^count, count)."""
+    return np.array(list(product((0.0, 1.0), repeat=count)))
+
+
+def _ranks(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Return the ranks from 1, ties sharing their mean, and how many values each tie has."""
+    _, inverse, counts = np.unique(values, return_inverse=True, return_counts=True)
+    last = np.cumsum(counts)
+    return (last - (counts - 1) / 2)[inverse], counts.astype(np.float64)

@@ -1,0 +1,285 @@
+"""Every code block of README and docs runs here, and so do the notebooks: what a reader copies works.
+
+A page is one story: its blocks run in order, in one folder and one Python session. Shell blocks are run without a shell
+in this process (starting Python anew for every line would take minutes); `console` blocks show a command that fails and
+what it says. A block that cannot run here says why, in a comment above it: <!-- not run: needs the network -->.
+"""
+
+from __future__ import annotations
+
+import glob
+import importlib
+import io
+import json
+import re
+import shlex
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import chdir, redirect_stderr, redirect_stdout
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from sader.cli import main
+from sader.data.synthetic import make_series
+
+pytest.importorskip("rasterio")
+pytest.importorskip("pytorch_lightning")
+
+ROOT = Path(__file__).parents[1]
+DOCS = ROOT / "docs"
+NOTEBOOKS = sorted((ROOT / "examples" / "notebooks").glob("*.ipynb"))
+
+EXPECTED = {
+    "README.md": (2, 1),
+    "docs/api.md": (1, 0),
+    "docs/changelog.md": (0, 0),
+    "docs/compare.md": (3, 0),
+    "docs/getting-started.md": (3, 3),
+    "docs/how-it-works.md": (2, 0),
+    "docs/index.md": (0, 0),
+    "docs/limits.md": (0, 0),
+    "docs/models.md": (0, 0),
+    "docs/own-scene.md": (7, 1),
+    "docs/results.md": (0, 0),
+    "docs/settings.md": (3, 0),
+    "docs/training.md": (6, 1),
+    "docs/troubleshooting.md": (18, 1),
+    "docs/uncertainty.md": (2, 0),
+    "docs/values.md": (0, 0),
+}
+"""Page -> (blocks that run, blocks that do not): a block that is no longer found must not pass unnoticed."""
+
+CONTINUES = {"docs/compare.md": "docs/training.md"}
+"""Pages that use what another one made."""
+REASONS = ("installs packages", "needs the network", "takes a GPU", "the server runs until", "the answer depends on")
+COMMANDS = ("make", "sader", "pip", "git", "python")
+FENCE = re.compile(r"^```(\w+)(.*)$")
+NOT_RUN = re.compile(r"<!-- not run: (.+) -->")
+
+
+@dataclass(frozen=True)
+class Block:
+    """One code block of a page."""
+
+    kind: str
+    text: str
+    line: int
+    title: str | None = None
+    reason: str | None = None
+    """Why it is not run."""
+
+
+def blocks(path: Path) -> Iterator[Block]:
+    """Yield the fenced blocks in a language we run, and indented ones that start with a command."""
+    lines = path.read_text(encoding="utf-8").splitlines()
+    number, above = 0, ""
+    while number < len(lines):
+        line, start = lines[number], number + 1
+        fence = FENCE.match(line)
+        indented = line.startswith("    ") and line.split()[:1] and not lines[number - 1].strip()
+        body: list[str] = []
+        if fence or line.startswith("```"):
+            number += 1
+            while not lines[number].startswith("```"):
+                body.append(lines[number])
+                number += 1
+            kind = fence[1] if fence else ""
+        elif indented:
+            while number < len(lines) and (lines[number].startswith("    ") or not lines[number].strip()):
+                body.append(lines[number][4:])
+                number += 1
+            number -= 1
+            kind = "shell" if body[0].split()[0] in COMMANDS else "formula"
+        if body:
+            found = NOT_RUN.search(above)
+            title = re.search(r'title="([^"]+)"', fence[2]) if fence else None
+            assert kind, f"{path.name}:{start}: a block without a language"
+            if kind != "formula":
+                yield Block(kind, "\n".join(body), start, title[1] if title else None, found[1] if found else None)
+        if line.strip():
+            above = line if not body else ""
+        number += 1
+
+
+def run_line(line: str) -> tuple[int, str]:
+    """Run one shell line; return its exit status and everything it printed."""
+    words = [w for word in shlex.split(line, comments=True) for w in (sorted(glob.glob(word)) or [word])]
+    if words[0] == "python":
+        done = subprocess.run([sys.executable, *words[1:]], capture_output=True, text=True, check=False)
+        return done.returncode, done.stdout + done.stderr
+    assert words[0] == "sader", f"do not know how to run {line!r}: mark the block, or teach run_line"
+    text, status = io.StringIO(), 0
+    with redirect_stdout(text), redirect_stderr(text):
+        try:
+            main(words[1:])
+        except SystemExit as error:
+            status = int(error.code or 0)
+    return status, text.getvalue()
+
+
+def run_block(block: Block, names: dict[str, Any], page: str) -> None:
+    where = f"{page}:{block.line}"
+    if block.kind == "python":
+        with redirect_stdout(io.StringIO()):
+            exec(compile(block.text, where, "exec"), names)
+    elif block.kind == "yaml":
+        assert block.title, f"{where}: a YAML block needs the name of its file as title"
+        Path(block.title).write_text(block.text + "\n", encoding="utf-8")
+    elif block.kind in ("shell", "bash", "sh"):
+        for line in block.text.replace("\\\n", " ").splitlines():
+            if line.split("#")[0].strip():
+                status, said = run_line(line)
+                assert status == 0, f"{where}: {line}\n{said}"
+    elif block.kind == "console":
+        command, *wanted = block.text.splitlines()
+        status, said = run_line(command.removeprefix("$ "))
+        pattern = ".*".join(re.escape(part) for part in " ".join(wanted).split("..."))
+        assert re.search(pattern, " ".join(said.split())), f"{where}: {command}\n{said}"
+        assert status == 2, f"{where}: exit status {status}"
+    else:
+        raise AssertionError(f"{where}: a block of kind {block.kind!r}, which nobody runs")
+
+
+@pytest.fixture(scope="module")
+def run_page(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+    """Run a page in a folder with the practice scene; pages that others continue run once.
+
+    `sader demo` gets a smaller scene here: the whole one runs in test_examples.py.
+    """
+    import sader.demo
+
+    folders: dict[str, Path] = {}
+    patch = pytest.MonkeyPatch()
+    patch.setattr(sader.demo, "demo_scene", lambda: make_series(7, size=(96, 128), coverage=0.3))
+
+    def run(page: str) -> Path:
+        if page in folders:
+            return folders[page]
+        before = CONTINUES.get(page)
+        folder = run(before) if before else tmp_path_factory.mktemp("page")
+        names: dict[str, Any] = {"__name__": "page"}
+        with chdir(folder):
+            if not before:
+                practice_scene(names)
+            for block in blocks(ROOT / page):
+                if block.reason is None:
+                    run_block(block, names, page)
+        folders[page] = folder
+        return folder
+
+    yield run
+    patch.undo()
+
+
+def practice_scene(names: dict[str, Any]) -> None:
+    """Write the files of "Your own scene" with its own code, and the spoilt ones of "Troubleshooting"."""
+    import rasterio
+
+    first = next(block for block in blocks(DOCS / "own-scene.md") if block.kind == "python")
+    made: dict[str, Any] = {}
+    exec(compile(first.text, "own-scene.md", "exec"), made)
+    names["cloudy"] = made["series"].cloudy  # what the three lines of the README start from
+    whole = Path("S2_2022-03-10.tif")
+    Path("broken.tif").write_bytes(whole.read_bytes()[:3000])
+    with rasterio.open(whole) as file:
+        counts, profile, bands = file.read(), file.profile, file.descriptions
+    spoilt = {
+        "unnamed.tif": (counts, {}, (None,) * 4),
+        "byte.tif": ((counts // 64).astype(np.uint8), {"dtype": "uint8"}, bands),
+        "bright.tif": (counts / np.float32(500), {"dtype": "float32", "predictor": 1, "nodata": None}, bands),
+        "elsewhere.tif": (counts, {"transform": rasterio.Affine(10, 0, 700000, 0, -10, 5200000)}, bands),
+        "classes.tif": (np.full((1, *counts.shape[1:]), 7, np.uint8), {"dtype": "uint8", "count": 1}, (None,)),
+    }
+    for name, (values, changes, descriptions) in spoilt.items():
+        with rasterio.open(name, "w", **(profile | changes)) as file:
+            file.write(values)
+            file.descriptions = descriptions
+
+
+@pytest.mark.parametrize("page", [page for page, (runs, _) in EXPECTED.items() if runs])
+def test_every_block_runs(page: str, run_page: Any) -> None:
+    run_page(page)
+
+
+def test_no_page_and_no_block_is_overlooked() -> None:
+    pages = [ROOT / "README.md", *sorted(DOCS.rglob("*.md"))]
+    found = {}
+    for path in pages:
+        all_blocks = list(blocks(path))
+        marked = [block for block in all_blocks if block.reason is not None]
+        for block in marked:
+            assert str(block.reason).startswith(REASONS), f"{path.name}:{block.line}: {block.reason} is no reason"
+        found[path.relative_to(ROOT).as_posix()] = (len(all_blocks) - len(marked), len(marked))
+    assert found == EXPECTED
+
+
+def test_collecting_sees_fenced_indented_and_marked_blocks(tmp_path: Path) -> None:
+    page = tmp_path / "page.md"
+    page.write_text(
+        "text\n\n    make demo   # words\n    sader info\n\ntext\n\n    a = b * c\n\n"
+        "```python\nx = 1\n\ny = 2\n```\n<!-- not run: needs the network -->\n```shell\npip list\n```\n\n"
+        '```yaml title="a.yaml"\nbase: small\n```\n'
+    )
+    assert [(b.kind, b.line, b.title, b.reason) for b in blocks(page)] == [
+        ("shell", 3, None, None),
+        ("python", 10, None, None),
+        ("shell", 16, None, "needs the network"),
+        ("yaml", 20, "a.yaml", None),
+    ]
+
+
+def test_a_wrong_block_fails(tmp_path: Path) -> None:
+    with pytest.raises(ZeroDivisionError):
+        run_block(Block("python", "1 / 0", 1), {}, "page")
+    with pytest.raises(AssertionError, match="page:1"):
+        run_block(Block("shell", "sader info nobody", 1), {}, "page")
+    with pytest.raises(AssertionError, match="page:1"):
+        run_block(Block("console", "$ sader info nobody\nCheckpointError: all is well", 1), {}, "page")
+
+
+def test_pages_pictures_and_names_are_there() -> None:
+    yaml = pytest.importorskip("yaml")
+    text = (ROOT / "mkdocs.yml").read_text(encoding="utf-8")
+    navigation = re.findall(r"[\w/-]+\.md", json.dumps(yaml.safe_load(text)["nav"]))
+    assert sorted(navigation) == sorted(path.relative_to(DOCS).as_posix() for path in DOCS.rglob("*.md"))
+    for path in DOCS.rglob("*.md"):
+        for picture in re.findall(r"!\[[^\]]+\]\(([^)]+)\)", path.read_text(encoding="utf-8")):
+            assert (path.parent / picture).is_file(), f"{path.name}: {picture}"
+    for name in re.findall(r"^::: (\S+)", (DOCS / "api.md").read_text(encoding="utf-8"), re.M):
+        module, _, last = name.rpartition(".")
+        assert importlib.util.find_spec(name) if module == "sader" else hasattr(importlib.import_module(module), last)
+
+
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+def test_notebook_runs(path: Path, tmp_path: Path) -> None:
+    pytest.importorskip("xarray")
+    notebook = json.loads(path.read_text(encoding="utf-8"))
+    cells = [cell for cell in notebook["cells"] if cell["cell_type"] == "code"]
+    assert len(cells) >= 3
+    names: dict[str, Any] = {"__name__": "notebook"}
+    with chdir(tmp_path), redirect_stdout(io.StringIO()):
+        for number, cell in enumerate(cells):
+            assert not cell["outputs"], "stored without outputs: they would go stale"
+            exec(compile("".join(cell["source"]), f"{path.name}[{number}]", "exec"), names)
+
+
+def test_there_are_three_notebooks() -> None:
+    assert [path.stem for path in NOTEBOOKS] == ["first_result", "own_time_series", "train_tiny"]
+
+
+@pytest.mark.slow
+def test_the_site_builds_without_warnings_and_without_outside_resources(tmp_path: Path) -> None:
+    for package in ("mkdocs", "material", "mkdocstrings"):
+        pytest.importorskip(package)
+    words = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(tmp_path / "site")]
+    done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    outside = re.compile(r"<(?:link|script|img|iframe)[^>]+(?:src|href)=[\"']?(?:https?:)?//[^\"'> ]+")
+    for page in (tmp_path / "site").rglob("*.html"):
+        found = [tag for tag in outside.findall(page.read_text(encoding="utf-8")) if "canonical" not in tag]
+        assert not found, f"{page.name}: {found[:3]}"

@@ -1,0 +1,170 @@
+"""The exported graph gives what PyTorch gives, for sizes and dates it never saw; the backend gives `predict`."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from sader.backends import choose_backend, open_session
+from sader.checkpoint import Checkpoint, build_model
+from sader.data.synthetic import make_series
+from sader.errors import ConfigError, OutputError
+from sader.export import INPUTS, example_inputs, export_model, export_program, facts_of, make_graph, write_onnx
+from sader.pipeline import CloudRemover, RemoverOptions
+from sader.presets import get_preset
+from sader.tiling import NoiseField, Window
+
+pytest.importorskip("onnx")
+pytest.importorskip("onnxruntime")
+
+SMALL = {
+    "widths": (16, 16, 32), "blocks": (1, 1, 1), "fusion_width": 16, "key_width": 16, "emb_width": 32,
+    "cloud_widths": (8, 8), "look_widths": (8, 8),
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def checkpoint():
+    config = get_preset("small").replace(network=SMALL)
+    torch.manual_seed(0)
+    model = build_model(config).eval()
+    with torch.no_grad():  # layers that start at zero would hide mistakes behind them
+        for parameter in model.parameters():
+            if not parameter.any():
+                parameter.normal_(std=0.05)
+    return Checkpoint(model, config, {})
+
+
+@pytest.fixture(scope="module")
+def graph(checkpoint):
+    return make_graph(checkpoint)
+
+
+@pytest.fixture(scope="module")
+def session(graph, tmp_path_factory):
+    path = tmp_path_factory.mktemp("onnx") / "tile.onnx"
+    write_onnx(graph, path, facts_of(graph, "tiny"))
+    return open_session(path, threads=1)
+
+
+def both(graph, session, inputs):
+    """The outputs of PyTorch and of ONNX Runtime."""
+    with torch.no_grad():
+        wanted = [value.numpy() for value in graph(*inputs)]
+    made = session.run(None, {name: value.numpy() for name, value in zip(INPUTS, inputs, strict=True)})
+    return wanted, made
+
+
+@pytest.mark.parametrize(
+    ("batch", "dates", "height", "width"), [(1, 3, 64, 64), (1, 1, 48, 80), (2, 2, 16, 24), (1, 5, 104, 40)]
+)
+def test_equal_to_pytorch_for_other_sizes(graph, session, batch, dates, height, width):
+    inputs = example_inputs(graph, batch=batch, dates=dates, height=height, width=width)
+    for wanted, made in zip(*both(graph, session, inputs), strict=True):
+        assert wanted.shape == made.shape
+        np.testing.assert_allclose(made, wanted, atol=1e-4)
+
+
+@pytest.mark.parametrize("masks", ["none", "some", "all"])
+@pytest.mark.parametrize("reference", [-1, 1])
+def test_equal_with_masks_reference_and_gaps(graph, session, masks, reference):
+    cloudy, valid, cloud, _, noise, present = example_inputs(graph, batch=1, dates=3, height=48, width=56)
+    valid[:, 2] = False  # a date without any data
+    valid[:, :, :8, :8] = False  # a corner that no date shows
+    cloud = {"none": torch.full_like(cloud, torch.nan), "some": cloud, "all": cloud.nan_to_num(0.0)}[masks]
+    for wanted, made in zip(
+        *both(graph, session, (cloudy, valid, cloud, torch.tensor([reference]), noise, present)), strict=True
+    ):
+        assert np.isfinite(made).all()
+        np.testing.assert_allclose(made, wanted, atol=1e-4)
+
+
+def test_the_file_says_what_it_is(session):
+    facts = session.get_modelmeta().custom_metadata_map
+    assert json.loads(facts["bands"]) == ["B02", "B03", "B04", "B08"]
+    assert (facts["multiple"], facts["steps"], facts["model"]) == ("8", "1", "tiny")
+
+
+def test_numpy_alone_gives_the_image_of_predict(checkpoint, session):
+    """Odd sizes through the documented padding, and the noise of the scene: the user's way to the same pixels."""
+    scene = make_series(1, size=(45, 50), dates=3)
+    remover = CloudRemover(checkpoint, device="cpu")
+    wanted = remover.predict(scene.cloudy, reference=0, seed=3)
+    padded = np.pad(scene.cloudy, [(0, 0), (0, 0), (0, 3), (0, 6)], mode="reflect")[None].astype(np.float32)
+    clear, used, error = session.run(None, {
+        "cloudy": padded, "valid": np.ones_like(padded[:, :, 0], dtype=bool),
+        "cloud": np.full_like(padded[:, :, 0], np.nan), "reference": np.array([0]),
+        "noise": NoiseField(3).window(Window(0, 0, 48, 56), channels=4, draw=0)[None, None],
+        "band_present": np.ones((1, 4), dtype=bool),
+    })  # fmt: skip
+    clear, used, error = clear[0, :, :45, :50], used[0, :, :45, :50], error[0, :, :45, :50]
+    kept = used[0] < 0.5
+    np.testing.assert_array_equal(kept, wanted.kept)
+    np.testing.assert_allclose(np.where(kept, scene.cloudy[0], clear.clip(0)), wanted.clear, atol=1e-4)
+    np.testing.assert_allclose(np.where(kept, 0, error), wanted.spread, atol=1e-4)
+
+
+@pytest.mark.slow  # makes a graph of its own: half a minute on two busy cores
+@pytest.mark.parametrize("given", [True, False])
+def test_the_onnx_backend_gives_what_torch_gives(checkpoint, given):
+    scene = make_series(2, size=(72, 90), dates=2)
+    options = RemoverOptions(tile=64, overlap=16)
+    plain = CloudRemover(checkpoint, device="cpu", options=options)
+    other = CloudRemover(checkpoint, device="cpu", options=replace(options, backend="onnx"))
+    mask = scene.cloud_mask if given else None
+    wanted = plain.predict(scene.cloudy, reference=0, cloud_mask=mask, samples=2)
+    made = other.predict(scene.cloudy, reference=0, cloud_mask=mask, samples=2)
+    np.testing.assert_allclose(made.clear, wanted.clear, atol=1e-4)
+    np.testing.assert_allclose(made.cloud, wanted.cloud, atol=1e-6)
+    np.testing.assert_allclose(made.spread, wanted.spread, atol=1e-4)
+    with pytest.raises(ConfigError, match="Euler steps alone"):
+        other.predict(scene.cloudy, steps="2+1")
+
+
+@pytest.mark.slow
+def test_the_torch_program_is_the_same_function(graph):
+    module = export_program(graph).module(check_guards=False)
+    for sizes in ((1, 1, 48, 64), (2, 4, 80, 32)):
+        inputs = example_inputs(graph, batch=sizes[0], dates=sizes[1], height=sizes[2], width=sizes[3])
+        with torch.no_grad():
+            for wanted, made in zip(graph(*inputs), module(*inputs), strict=True):
+                torch.testing.assert_close(made, wanted, atol=1e-4, rtol=0)
+
+
+def test_what_cannot_be_exported_says_why(tmp_path):
+    with pytest.raises(ConfigError, match="makes no composite"):
+        export_model("sen2_mtc_new", tmp_path / "a.onnx", steps=4)
+    with pytest.raises(OutputError, match=r"called \*\.onnx"):
+        export_model("small", tmp_path / "a.pt2")
+    with pytest.raises(ConfigError, match="did you mean onnx"):
+        export_model("small", tmp_path / "a.onnx", format="onxx")  # type: ignore[arg-type]
+    assert not list(tmp_path.iterdir())
+
+
+def test_auto_takes_onnx_for_much_work_on_a_cpu_only():
+    cpu, cuda = torch.device("cpu"), torch.device("cuda")
+    assert choose_backend("auto", device=cpu, tiles=1) == "torch"
+    assert choose_backend("auto", device=cpu, tiles=10_000) == "onnx"
+    assert choose_backend("auto", device=cuda, tiles=10_000) == "torch"
+    with pytest.raises(ConfigError, match="computes on the CPU"):
+        choose_backend("onnx", device=cuda, tiles=1)
+    with pytest.raises(ConfigError, match="did you mean torch"):
+        choose_backend("troch", device=cpu, tiles=1)
+
+
+@pytest.mark.slow
+def test_the_example_needs_neither_sader_nor_torch(graph, tmp_path):
+    write_onnx(graph, tmp_path / "tile.onnx", facts_of(graph, "tiny"))
+    script = (Path(__file__).parents[1] / "examples" / "onnx_inference.py").read_text()
+    blocked = "import sys\nsys.modules['torch'] = sys.modules['sader'] = None\n"
+    command = [sys.executable, "-c", blocked + script, str(tmp_path / "tile.onnx")]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "(1, 4, 100, 90)" in done.stdout

@@ -1,0 +1,274 @@
+"""Every table of the paper end to end on made data, going on after kill -9, and errors that name what is wrong."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from sader.cli import main
+from sader.errors import BandError, ConfigError, DataError, SaderError
+from sader.evaluation import published as paper
+from sader.evaluation.made import make_data
+from sader.evaluation.plans import HERE, TABLES, get_tables
+from sader.evaluation.reproduce import ReproduceRequest, find_settings, list_plans, run_reproduce
+from sader.evaluation.rows import load_row, run_overrides, run_row
+from sader.losses import CloudAwareLoss
+from sader.training.config import resolve
+
+pytest.importorskip("rasterio")
+pytest.importorskip("pytorch_lightning")
+
+
+@pytest.fixture(scope="module")
+def out(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """One folder for all tables: later ones find the rows of earlier ones done."""
+    return tmp_path_factory.mktemp("reproduce")
+
+
+def tiny(out: Path, *tables: str, **more: object) -> ReproduceRequest:
+    options = {"tiny": True, "lpips": False, "examples": 1, **more}
+    return ReproduceRequest(tables=tables, out=out, **options)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("name", [name for name in TABLES if name not in ("complexity", HERE)])
+def test_every_table_runs_and_shows_ours_beside_the_published(out: Path, name: str):
+    outcome = run_reproduce(tiny(out, name))
+    assert outcome.failed == {}
+    for dataset, rows in TABLES[name].rows.items():
+        folder = out / name / dataset
+        text = (folder / "table.md").read_text()
+        assert "these scores mean nothing" in text
+        assert "2 steps for each system" in text
+        assert "not run yet" not in text.lower()
+        content = json.loads((folder / "summary.json").read_text())
+        scored = {each["method"]: each["overall"] for each in content["methods"]}
+        for row in rows:
+            if row.run is None:
+                continue
+            assert scored[row.title]["psnr"]["count"] > 0
+            assert content["rows"][row.name]["trained_steps"] == 2
+            for value in TABLES[name].published[dataset].get(row.name, ()):
+                assert f"{value:.3f}" in text
+        if dataset == paper.SEN2:  # both protocols stand side by side
+            assert "PSNR, mtc_stretch" in text
+            assert "PSNR, reflectance" in text
+            one = next(iter(scored.values()))
+            assert one["mtc_psnr"]["mean"] != one["psnr"]["mean"]
+        for figure in ("pareto.png", "qualitative.png"):
+            assert (folder / figure).stat().st_size > 1000
+
+
+def test_what_is_done_is_not_done_again(out: Path):
+    request = tiny(out, "mtcdn-ablation")
+    run_reproduce(request)
+    files = [*out.glob("runs/*/sader-no-tfblock/model.safetensors"), *out.glob("rows/*/*/no-tfblock/bench.json")]
+    assert len(files) == 4
+    before = [file.stat().st_mtime_ns for file in files]
+    run_reproduce(request)
+    assert [file.stat().st_mtime_ns for file in files] == before
+    setting = find_settings(request, get_tables(["mtcdn-ablation"]))[paper.SEN2]
+    row = TABLES["mtcdn-ablation"].rows[paper.SEN2][0]
+    assert run_row(setting, row) is False
+    bench = files[2] if "sen2" in str(files[2]) else files[3]
+    bench.write_text(bench.read_text()[:100])  # half a file is no result
+    assert run_row(setting, row) is True
+    assert load_row(setting, row, "paper") is not None
+
+
+def test_another_budget_in_the_same_folder_is_refused(out: Path):
+    run_reproduce(tiny(out, "loss-ablation", only=("mse",)))
+    outcome = run_reproduce(tiny(out, "loss-ablation", only=("mse",), steps=3))
+    assert len(outcome.failed) == 2
+    assert "trained with another budget" in outcome.failed[f"{paper.SEN2}/mse"]
+
+
+def test_ablations_change_what_they_say(out: Path):
+    setting = find_settings(tiny(out, "table1"), get_tables(["table1"]))[paper.SEN2]
+    configs = {}
+    for table in ("mtcdn-ablation", "loss-ablation"):
+        for row in TABLES[table].rows[paper.SEN2]:
+            assert row.run is not None
+            configs[row.name] = resolve(row.run.base, run_overrides(setting, row.run))
+    full = configs.pop("sader-5+0")
+    assert not configs["no-tfblock"].model.network.use_fusion
+    assert not configs["no-hablock"].model.network.use_hybrid
+    assert configs["no-cloud-free"].objective.cloud_aware.clear == 0
+    assert configs["no-brightness"].objective.cloud_aware.brightness == 0
+    assert (full.objective.cloud_aware.cloud, full.objective.cloud_aware.clear) == (3, 1)
+    # The row "MSE" is the plain mean squared error, wherever clouds are.
+    generator = torch.Generator().manual_seed(0)
+    a, b = (torch.rand(2, 3, 8, 8, generator=generator) * 1.6 - 0.8 for _ in range(2))
+    cloudy = torch.rand(2, 3, 3, 8, 8, generator=generator) * 2 - 1
+    loss = CloudAwareLoss(configs["mse"].objective.cloud_aware)(a, b, cloudy, torch.ones(2)).total
+    assert float(loss) == pytest.approx(float((a - b).square().mean()), rel=1e-4)
+
+
+def test_published_numbers_agree_with_each_other():
+    for dataset, main_table, own in ((paper.SEN2, paper.TABLE_1, "4+1"), (paper.TS, paper.TABLE_2, "5+1")):
+        chosen = paper.TABLE_5[dataset][own]
+        assert chosen == paper.TABLE_6[dataset]["mae-guided"]
+        assert (chosen[0], chosen[3], chosen[4]) == main_table["sader"]
+        full = paper.TABLE_3[dataset]["sader-5+0"]
+        assert full == paper.TABLE_4[dataset]["sader-5+0"] == paper.TABLE_5[dataset]["5+0"]
+    for name, column in paper.TABLE_7.items():
+        if name != "crtsnet":  # printed with another PSNR than in Table 1
+            assert column.psnr == paper.TABLE_1[name][0]
+    for table in TABLES.values():
+        for dataset, rows in table.rows.items():
+            trained = {row.name for row in rows if row.run is not None}
+            if table.name != "qualitative" and table.name != HERE:
+                assert trained == set(table.published[dataset])
+            assert len({row.title for row in rows}) == len(rows)
+
+
+@pytest.mark.slow
+def test_complexity_stands_beside_the_published(tmp_path: Path):
+    outcome = run_reproduce(ReproduceRequest(("complexity",), out=tmp_path))
+    content = json.loads((tmp_path / "complexity" / "summary.json").read_text())["systems"]
+    assert [each["system"] for each in content] == list(paper.TABLE_7)
+    for each in content:
+        assert each["ours"]["parameters"] / 1e6 == pytest.approx(each["published"]["parameters"], rel=0.04)
+    assert "346.56" in outcome.texts[0]
+
+
+# ------------------------------------------------------------------------------------------------ the plan here
+
+
+def test_rows_of_the_plan_here_run_apart_and_merge(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    common = ["reproduce", "here", "--tiny", "--no-lpips", "--examples", "1", "-o", str(tmp_path)]
+    for row in ("classical", "small", "paper-guide-mean"):
+        with pytest.raises(SystemExit) as status:
+            main([*common, "--only", row])
+        assert status.value.code == 0
+    text = capsys.readouterr().out
+    assert "SADER small" in text
+    for task in ("clean", "paper"):
+        content = json.loads((tmp_path / "here" / "here" / task / "summary.json").read_text())
+        methods = {each["method"] for each in content["methods"]}
+        assert {"SADER small", "matched_mosaic", "ridge_blend", "flat_colour", "flat_colour_of_truth"} <= methods
+        assert "emrdm" in content["not_run"]
+        assert content["against"] == "SADER small"
+    names = [row.name for row in TABLES[HERE].rows[HERE]]
+    assert {"small", "small-no-tfblock", "paper-mse", "paper-4+0", "paper-5+1", "emrdm", "diffcr"} <= set(names)
+
+
+def test_a_killed_run_goes_on_and_ends_the_same(tmp_path: Path):
+    def command(out: Path) -> list[str]:
+        arguments = ["here", "--tiny", "--steps", "40", "--only", "pix2pix", "--no-lpips", "--out", str(out)]
+        return [sys.executable, "-m", "sader.evaluation.reproduce", *arguments]
+
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    killed, whole = tmp_path / "killed", tmp_path / "whole"
+    process = subprocess.Popen(command(killed), env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    states = killed / "runs" / HERE / "pix2pix" / "checkpoints"
+    deadline = time.monotonic() + 120
+    while time.monotonic() < deadline and process.poll() is None and len(list(states.glob("step-*.pt"))) < 2:
+        time.sleep(0.01)
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    assert not (killed / "runs" / HERE / "pix2pix" / "done.json").exists()
+    for out in (killed, whole):
+        run_reproduce(tiny(out, HERE, steps=40, only=("pix2pix",)))
+    weights = [(out / "runs" / HERE / "pix2pix" / "model.safetensors") for out in (killed, whole)]
+    from sader.checkpoint import load_checkpoint
+
+    first, second = (load_checkpoint(path).model.state_dict() for path in weights)
+    assert all(torch.equal(first[name], second[name]) for name in first)
+
+
+# ------------------------------------------------------------------------------------------------ mistakes
+
+
+@pytest.fixture(scope="module")
+def sen2(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_data(paper.SEN2, tmp_path_factory.mktemp("data") / "Sen2_MTC_New")
+
+
+def spoiled(sen2: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(sen2, tmp_path / "copy"))
+
+
+def ask(tmp_path: Path, *tables: str, **more: object) -> None:
+    run_reproduce(ReproduceRequest(tables=tables, out=tmp_path / "out", steps=1, **more))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("tables", "more", "text"),
+    [
+        (("table8",), {"tiny": True}, "unknown table 'table8'; did you mean table"),
+        ((), {"tiny": True}, "no table given"),
+        (("steps",), {"tiny": True, "only": ("5+3",)}, "no row '5\\+3' in steps"),
+        (("table1",), {}, "no data given, but table1 needs sen2_mtc_new"),
+        (("table1",), {"data": ("nowhere",)}, "nowhere is no folder"),
+        (("table1",), {"data": ("sen2_mtc_neu:x",)}, "did you mean sen2_mtc_new"),
+        (("table1",), {"data": ("rice1:x",)}, "in none of the paper's tables"),
+        (("table1",), {"tiny": True, "data": ("x",)}, "--tiny makes its own data"),
+        (("here",), {"data": ("x",)}, "no --validation given"),
+        (("here", "table1"), {"data": ("x",)}, "ask for here alone"),
+        (("table1",), {"data": ("sen2_mtc_new:x",), "seconds": 0.0}, "seconds is 0"),
+    ],
+)
+def test_mistakes_in_what_is_asked(tmp_path: Path, tables: tuple[str, ...], more: dict, text: str):
+    with pytest.raises(SaderError, match=text):
+        ask(tmp_path, *tables, **more)
+
+
+def test_a_folder_of_something_else(tmp_path: Path):
+    (tmp_path / "photos").mkdir()
+    with pytest.raises(DataError, match="layout of no known dataset"):
+        ask(tmp_path, "table1", data=(str(tmp_path / "photos"),))
+    with pytest.raises(DataError):
+        ask(tmp_path, "table1", data=(f"sen2_mtc_new:{tmp_path / 'photos'}",))
+
+
+def test_a_missing_split_file_is_named(sen2: Path, tmp_path: Path):
+    copy = spoiled(sen2, tmp_path)
+    (copy / "train.txt").unlink()
+    with pytest.raises(DataError, match=r"train"):
+        ask(tmp_path, "table1", data=(str(copy),), lists="folder")
+
+
+def test_an_unreadable_image_is_named_before_training(sen2: Path, tmp_path: Path):
+    copy = spoiled(sen2, tmp_path)
+    broken = sorted(copy.glob("Sen2_MTC/T02AAA/cloud/*.tif"))[-1]
+    broken.write_bytes(b"no image")
+    with pytest.raises(DataError, match=broken.name):
+        ask(tmp_path, "table1", data=(str(copy),))
+    assert not (tmp_path / "out" / "runs").exists()
+
+
+def test_mixed_band_counts_are_named(sen2: Path, tmp_path: Path):
+    import rasterio
+
+    copy = spoiled(sen2, tmp_path)
+    odd = sorted(copy.glob("Sen2_MTC/T01AAA/cloud/*.tif"))[0]
+    with rasterio.open(odd, "w", driver="GTiff", count=3, height=32, width=32, dtype="uint16") as file:
+        file.write(np.full((3, 32, 32), 900, np.uint16))
+    with pytest.raises(BandError, match=f"{odd.name} has 3 bands; expected 4"):
+        ask(tmp_path, "table1", data=(str(copy),))
+
+
+def test_places_on_both_sides_are_refused(tmp_path: Path):
+    folder = make_data(HERE, tmp_path / "made")
+    shards = str(folder / "train")
+    with pytest.raises(DataError, match="2 places are in both"):
+        ask(tmp_path, "here", data=(shards,), validation=(shards,))
+
+
+def test_the_list_names_every_table_and_row():
+    listed = {name: rows for name, _, rows in list_plans()}
+    assert set(listed) == set(TABLES)
+    assert "mae-guided" in listed["correction"]
+    with pytest.raises(ConfigError, match="unknown table"):
+        get_tables(["tables"])
+    assert [table.name for table in get_tables(["all"])] == [name for name in TABLES if name != HERE]

@@ -1,0 +1,206 @@
+"""The pictures of docs/, drawn by the code itself from the built-in scene and the shipped weights.
+
+Run: python tools/make_figures.py [NAME ...]      (all of them take under a minute on two cores)
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+import sader
+from sader.data.series import to_model_range, to_reflectance
+from sader.data.synthetic import SyntheticSeries, demo_scene
+from sader.diffusion import MeanReverting
+from sader.picture import (
+    Panel,
+    Picture,
+    compose,
+    error_picture,
+    heat_picture,
+    mask_picture,
+    stretch_limits,
+    true_colour,
+)
+from sader.resampling import Resampler, ResamplerConfig, outlier_mask
+from sader.sampling import karras_sigmas, sample
+
+IMAGES = Path(__file__).parents[1] / "docs" / "images"
+ROWS, COLUMNS = slice(0, 256), slice(128, 384)
+"""The part of the scene that is drawn: thick cloud, thin cloud, shadow, fields and a road."""
+WIDE = 210
+"""Width of a panel in pixels."""
+
+
+def scene() -> SyntheticSeries:
+    """Return the part of the built-in scene that the figures show."""
+    whole = demo_scene()
+    return SyntheticSeries(
+        cloudy=np.ascontiguousarray(whole.cloudy[..., ROWS, COLUMNS]),
+        clear=np.ascontiguousarray(whole.clear[..., ROWS, COLUMNS]),
+        cloud_mask=np.ascontiguousarray(whole.cloud_mask[..., ROWS, COLUMNS]),
+        days=whole.days,
+        bands=whole.bands,
+        reference=whole.reference,
+    )
+
+
+def colours(series: SyntheticSeries) -> Callable[[NDArray[np.floating]], Picture]:
+    """Return the drawing of an image with the stretch of the truth."""
+    limits = stretch_limits([series.clear], bands=series.bands)
+    return lambda image: true_colour(image, bands=series.bands, limits=limits)
+
+
+def save(name: str, rows: list[list[Panel]]) -> None:
+    """Write a figure with 256 colours: small enough for a repository."""
+    target = IMAGES / f"{name}.png"
+    compose(rows, panel_width=WIDE).quantize(256).save(target, format="PNG", optimize=True)
+    print(f"wrote {target.name}: {target.stat().st_size / 1000:.0f} kB")
+
+
+def diffusion() -> None:
+    """The forward process of the paper: one clear image on its way to each of its cloudy dates and noise."""
+    series = scene()
+    process = MeanReverting(sader.get_preset("sen2_mtc_new").diffusion)
+    clear = to_model_range(torch.from_numpy(series.clear))[None]
+    mean = to_model_range(torch.from_numpy(series.cloudy))[None]
+    noise = torch.randn(mean.shape, generator=torch.Generator().manual_seed(0))
+    show = colours(series)
+    rows: list[list[Panel]] = [[], []]
+    for level in (0.0, 0.1, 0.3, 1.0, 40.0):
+        sigma = torch.tensor([level])
+        scale = 1 / (1 + process.config.alpha * level)
+        for row, one in zip(rows, (0 * noise, noise), strict=True):
+            state = scale * process.noised(clear, mean, sigma, one)[0, 0]
+            kind = "no noise" if row is rows[0] else "with noise"
+            row.append(Panel(show(to_reflectance(state).numpy()), f"sigma {level:g}, {kind}"))
+    save("diffusion", rows)
+
+
+def dates() -> None:
+    """The weights over dates of the shipped network, and the composite they make."""
+    series = scene()
+    remover = sader.CloudRemover.from_pretrained("sader-s2-rgbn", device="cpu")
+    show = colours(series)
+    with torch.inference_mode():
+        condition = remover.network.condition(
+            to_model_range(torch.from_numpy(series.cloudy))[None],
+            cloud=torch.from_numpy(series.cloud_mask)[None].float(),
+            reference=torch.tensor([series.reference]),
+        )
+    assert condition.weights is not None
+    weights = condition.weights[0].numpy()
+    composite = to_reflectance(condition.mean[0, 0]).numpy()
+    named = [f"date {number + 1}" for number in range(len(series.cloudy))]
+    above = [
+        Panel(show(image), name + (" (to be cleaned)" if number == series.reference else ""), number == 0)
+        for number, (image, name) in enumerate(zip(series.cloudy, named, strict=True))
+    ]
+    above.append(Panel(show(composite), "composite"))
+    below = [
+        Panel(heat_picture(one, full_scale=1.0), f"weight of {name}")
+        for one, name in zip(weights, [*named, "the fill"], strict=True)
+    ]
+    save("dates", [above, below])
+
+
+def resampling() -> None:
+    """The pixels that resampling is free to replace, at each step of "4+1"."""
+    series = scene()
+    remover = sader.CloudRemover.from_pretrained("sader-s2-rgbn", device="cpu")
+    process = remover.denoiser.config
+    found: list[tuple[float, Tensor, Tensor]] = []
+
+    class Watching(Resampler):
+        def _fuse(self, previous: Tensor, candidate: Tensor, mean: Tensor, *, noise_mean: float) -> Tensor:
+            fused = super()._fuse(previous, candidate, mean, noise_mean=noise_mean)
+            mask = outlier_mask(previous, candidate, mean, threshold=self.config.threshold)
+            found.append((noise_mean / process.alpha, mask[0, 0], fused[0]))
+            return fused
+
+    with torch.inference_mode():
+        condition = remover.network.condition(
+            to_model_range(torch.from_numpy(series.cloudy))[None],
+            cloud=torch.from_numpy(series.cloud_mask)[None].float(),
+            reference=torch.tensor([series.reference]),
+        )
+        generator = torch.Generator().manual_seed(0)
+        sample(
+            lambda x, sigma: remover.denoiser(x, sigma, condition),
+            condition.mean,
+            lambda draw: torch.randn(condition.mean.shape, generator=generator),
+            karras_sigmas(4, sigma_min=process.sigma_min, sigma_max=process.sigma_max),
+            alpha=process.alpha,
+            initial=condition.mean,
+            correction=Watching(ResamplerConfig(), present=condition.present),
+        )
+    show = colours(series)
+    above = [Panel(mask_picture(mask.numpy()), f"outliers at sigma {level:.3f}") for level, mask, _ in found]
+    below = [Panel(show(to_reflectance(image).numpy()), f"fused, sigma {level:.3f}") for level, _, image in found]
+    save("resampling", [above, below])
+
+
+def uncertainty() -> None:
+    """What the network says about its error, beside its error."""
+    series = scene()
+    remover = sader.CloudRemover.from_pretrained("sader-s2-rgbn", device="cpu")
+    made = remover.predict(series.cloudy, reference=series.reference, cloud_mask=series.cloud_mask)
+    assert made.spread is not None
+    show = colours(series)
+    stated = made.spread[:3].mean(axis=0)
+    panels = [
+        Panel(show(made.clear), "result"),
+        Panel(mask_picture(~made.kept), "reconstructed pixels (white)"),
+        Panel(heat_picture(stated, full_scale=0.05), "stated error (yellow: 0.05)"),
+        Panel(error_picture(made.clear, series.clear, bands=series.bands), "true error (yellow: 0.05)"),
+    ]
+    save("uncertainty", [panels])
+
+
+def limits() -> None:
+    """Where it fails: ground that nobody shows, one date alone, its own masks, too many steps."""
+    series = scene()
+    remover = sader.CloudRemover.from_pretrained("sader-s2-rgbn", device="cpu")
+    show = colours(series)
+    reference = series.reference
+    truth = Panel(show(series.clear), "truth")
+
+    def result(name: str, cloudy: NDArray[np.float32], mask: NDArray[np.bool_] | None, **options: int) -> Panel:
+        image = remover(cloudy, reference=reference, cloud_mask=mask, **options)
+        hidden = series.cloud_mask[reference or 0] if mask is None else mask[reference or 0]
+        error = float(np.abs(image - series.clear)[:, hidden].mean())
+        return Panel(show(image), f"{name}: error {error:.3f}")
+
+    everywhere = series.cloud_mask.copy()
+    everywhere[:, 60:190, 60:190] = True
+    cloudy = series.cloudy.copy()
+    cloudy[:, :, 60:190, 60:190] = 0.6
+    unseen = result("no date shows it", cloudy, everywhere)
+    save("limits_hidden", [[Panel(show(cloudy[0]), "date to be cleaned"), unseen, truth]])
+    alone = result("one date alone", series.cloudy[:1], series.cloud_mask[:1])
+    three = result("three dates", series.cloudy, series.cloud_mask)
+    save("limits_dates", [[alone, three, truth]])
+    save("limits_masks", [[three, result("its own masks", series.cloudy, None), truth]])
+    save("limits_steps", [[three, result("four steps", series.cloudy, series.cloud_mask, steps=4), truth]])
+
+
+FIGURES = {one.__name__: one for one in (diffusion, dates, resampling, uncertainty, limits)}
+
+
+def main(names: list[str]) -> None:
+    unknown = [name for name in names if name not in FIGURES]
+    if unknown:
+        sys.exit(f"no figure {', '.join(unknown)}; known: {', '.join(FIGURES)}")
+    IMAGES.mkdir(parents=True, exist_ok=True)
+    for name in names or FIGURES:
+        FIGURES[name]()
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
