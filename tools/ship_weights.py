@@ -34,6 +34,9 @@ def main() -> None:
         extra = json.loads(given.card.read_text()) if given.card else {}
         config = loaded.config.replace(name=given.name, diffusion={"steps": given.steps})
         card = loaded.card | extra
+        train = card.get("train")
+        if isinstance(train, dict) and train.get("init"):  # a path of the training machine means nothing elsewhere
+            card["train"] = train | {"init": Path(train["init"]).name}
         target = WEIGHTS_DIR / f"{given.name}.safetensors"
         save_checkpoint(target, loaded.model, config, card=card, dtype=torch.float16)
     else:
