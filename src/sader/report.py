@@ -9,7 +9,6 @@ from __future__ import annotations
 import base64
 import io
 import os
-import tempfile
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
@@ -19,6 +18,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
+from sader.checkpoint import write_atomically
 from sader.errors import OutputError, ShapeError
 from sader.picture import Picture
 
@@ -182,19 +182,7 @@ def page(title: str, sections: Iterable[Section], *, subtitle: str = "") -> str:
 def save_page(text: str, path: str | Path) -> Path:
     """Write the page and return its path; the file appears only when it is whole."""
     target = Path(path)
-    part: Path | None = None
-    try:
-        handle, name = tempfile.mkstemp(prefix=f".{target.name}.", suffix=".part", dir=target.parent)
-        part = Path(name)
-        with os.fdopen(handle, "w", encoding="utf-8") as file:
-            file.write(text)
-        part.chmod(0o644)
-        part.replace(target)
-    except OSError as error:
-        if part is not None:
-            part.unlink(missing_ok=True)
-        reason = error.strerror or error
-        raise OutputError(f"cannot write {target}: {reason}. Choose a folder that can be written to.") from error
+    write_atomically(target, text.encode())
     return target
 
 

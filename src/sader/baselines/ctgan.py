@@ -20,8 +20,7 @@ import torch.nn.functional as F
 from einops import rearrange
 from torch import Tensor, nn
 
-from sader.baselines.adversarial import normal_init
-from sader.baselines.extractor import DateExtractor, ExtractorGan, StridedDiscriminator
+from sader.baselines.extractor import DateExtractor, ExtractorGan
 from sader.baselines.protocol import RivalConfig, System
 from sader.baselines.resnet import ReflectConv, down, up
 from sader.errors import ConfigError
@@ -187,22 +186,9 @@ class CtGan(ExtractorGan):
     """The generator with its extractor, and a strided discriminator over all dates and the image."""
 
     config: CtGanConfig
-    generator: CtGenerator
 
     def __init__(self, config: CtGanConfig) -> None:
-        super().__init__(config)
-        assert config.dates is not None
-        self.generator = CtGenerator(config)
-        seen = config.dates * config.date_channels + config.channels
-        self.discriminator = StridedDiscriminator(seen, config.judge_widths)
-        normal_init(self)
-
-    @property
-    def extractor(self) -> DateExtractor:  # type: ignore[override]
-        return self.generator.extractor
-
-    def joined_image(self, maps: Tensor) -> Tensor:
-        return self.generator(maps)
+        super().__init__(config, CtGenerator(config), judge_widths=config.judge_widths)
 
 
 SYSTEM = System(

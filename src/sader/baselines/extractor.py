@@ -11,16 +11,23 @@ where the original used a frozen network's; a 3x3 last convolution in the discri
 
 from __future__ import annotations
 
-from abc import abstractmethod
 from collections.abc import Iterator
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from sader.baselines.adversarial import DISCRIMINATOR, ConditionalGan, Norm, discriminator_loss, gan_loss, norm_layer
-from sader.baselines.protocol import MAIN, Example, Phase, RivalInputs
+from sader.baselines.adversarial import (
+    DISCRIMINATOR,
+    ConditionalGan,
+    Norm,
+    discriminator_loss,
+    gan_loss,
+    norm_layer,
+    normal_init,
+)
+from sader.baselines.protocol import MAIN, Example, Phase, RivalConfig, RivalInputs
 from sader.errors import ShapeError
 
 
@@ -134,13 +141,25 @@ class ExtractorGan(ConditionalGan):
     """Dates through `self.extractor`, their features through `joined_image`; the losses of CTGAN and PMAA."""
 
     gan_kind = "lsgan"
-    extractor: DateExtractor
     mask_weight: float = 1.0
     aux_weight: float = 50.0
 
-    @abstractmethod
+    def __init__(self, config: RivalConfig, generator: nn.Module, *, judge_widths: tuple[int, ...]) -> None:
+        """`generator` holds its `extractor`; a strided discriminator over all dates and the image is added."""
+        super().__init__(config)
+        assert config.dates is not None
+        self.generator = generator
+        self.discriminator = StridedDiscriminator(config.dates * config.date_channels + config.channels, judge_widths)
+        normal_init(self)
+
+    @property
+    def extractor(self) -> DateExtractor:
+        """What sees one date at a time."""
+        return cast(DateExtractor, self.generator.extractor)
+
     def joined_image(self, maps: Tensor) -> Tensor:
         """Return the clear image (B, C, H, W) from the features (B, T, width, H, W) of all dates."""
+        return self.generator(maps)
 
     def features(self, inputs: RivalInputs) -> Features:
         """Return the features of all dates, N = B * T."""

@@ -19,9 +19,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from sader.baselines.adversarial import norm_layer, normal_init
+from sader.baselines.adversarial import norm_layer
 from sader.baselines.ctgan import CONFORMER_RECIPE
-from sader.baselines.extractor import DateExtractor, ExtractorGan, StridedDiscriminator
+from sader.baselines.extractor import DateExtractor, ExtractorGan
 from sader.baselines.protocol import RivalConfig, System
 
 
@@ -160,22 +160,9 @@ class Pmaa(ExtractorGan):
     """The generator with its extractor, and CTGAN's discriminator."""
 
     config: PmaaConfig
-    generator: PmaaGenerator
 
     def __init__(self, config: PmaaConfig) -> None:
-        super().__init__(config)
-        assert config.dates is not None
-        self.generator = PmaaGenerator(config)
-        seen = config.dates * config.date_channels + config.channels
-        self.discriminator = StridedDiscriminator(seen, config.judge_widths)
-        normal_init(self)
-
-    @property
-    def extractor(self) -> DateExtractor:  # type: ignore[override]
-        return self.generator.extractor
-
-    def joined_image(self, maps: Tensor) -> Tensor:
-        return self.generator(maps)
+        super().__init__(config, PmaaGenerator(config), judge_widths=config.judge_widths)
 
 
 SYSTEM = System(

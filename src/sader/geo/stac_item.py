@@ -7,15 +7,14 @@ needed, and everything about the raster is read back from the file itself.
 from __future__ import annotations
 
 import json
-import os
-import tempfile
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 from sader._version import __version__
-from sader.errors import OutputError, require
+from sader.checkpoint import write_atomically
+from sader.errors import require
 from sader.geo.raster import grid_of, reading
 from sader.geo.sentinel2 import BANDS
 from sader.geo.stack import DateSource, Grid
@@ -51,19 +50,7 @@ def write_item(
     target = result.with_suffix(".json") if path is None else Path(path)
     item = build_item(result, sources=sources, reference=reference, assets=assets, processing=processing, at=target)
     text = json.dumps(item, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
-    part: Path | None = None
-    try:
-        handle, name = tempfile.mkstemp(prefix=f".{target.name}.", suffix=".part", dir=target.parent)
-        part = Path(name)
-        with os.fdopen(handle, "w", encoding="utf-8") as file:
-            file.write(text)
-        part.chmod(0o644)
-        part.replace(target)
-    except OSError as error:
-        raise OutputError(f"cannot write {target}: {error}. Choose a folder that can be written to.") from error
-    finally:
-        if part is not None:
-            part.unlink(missing_ok=True)
+    write_atomically(target, text.encode())
     return target
 
 
