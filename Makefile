@@ -1,4 +1,4 @@
-# Two commands on a fresh machine (Python 3.11 or newer and pip): `make demo` and `make test`.
+# Two commands on a fresh machine (Python 3.11 or newer and pip): `make demo` and `make serve`; `make test` for the tests.
 # Each makes .venv on its first run; later runs install again only when pyproject.toml changes.
 
 PYTHON ?= python3

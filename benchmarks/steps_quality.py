@@ -1,6 +1,9 @@
 """Quality against time for several numbers of sampling steps, on shards: a table and a figure.
 
-Run: python benchmarks/steps_quality.py MODEL --data SHARDS [--steps 1,2,4,4+1,5+1,8] [--limit 4] [-o steps.png]
+Run: python benchmarks/steps_quality.py MODEL --data SHARDS [--steps 1,2,4,4+1,5+1,8] [--limit 4] [--out FOLDER]
+Figure from the numbers, on another machine: python benchmarks/steps_quality.py --draw FOLDER/steps_quality.json
+
+Writes FOLDER/steps_quality.json and, where Pillow is installed, FOLDER/steps_quality.png.
 
 One evaluation of the network is `sader remove --fast`. Time is that of whole items, the dates' condition included.
 """
@@ -8,16 +11,19 @@ One evaluation of the network is `sader remove --fast`. Time is that of whole it
 from __future__ import annotations
 
 import argparse
+import importlib.util
+import json
 import statistics
 from collections.abc import Sequence
 from pathlib import Path
-from typing import NamedTuple
-
-from PIL import Image, ImageDraw, ImageFont
+from typing import TYPE_CHECKING, NamedTuple
 
 from sader.evaluation.methods import make_method
 from sader.evaluation.run import EvaluationRequest, load_records, open_items, other_bands, shared_bands
 from sader.evaluation.scoring import score_items
+
+if TYPE_CHECKING:
+    from PIL import Image
 
 STEPS = "1,2,4,4+1,5+1,8"
 
@@ -56,6 +62,8 @@ def measure(model: str, data: Sequence[Path], *, steps: Sequence[str], mask: str
 
 def draw(rows: Sequence[StepRow], title: str) -> Image.Image:
     """Return the figure: PSNR over seconds per megapixel."""
+    from PIL import Image, ImageDraw, ImageFont
+
     width, height, left, top, right, bottom = 720, 480, 70, 50, 690, 420
     figure = Image.new("RGB", (width, height), (255, 255, 255))
     pen = ImageDraw.Draw(figure)
@@ -82,24 +90,54 @@ def draw(rows: Sequence[StepRow], title: str) -> Image.Image:
     return figure
 
 
-def main(arguments: list[str] | None = None) -> list[StepRow]:
-    """Print the table, write the figure and return the rows."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("model", nargs="?", default="sader-s2-rgbn")
-    parser.add_argument("--data", type=Path, nargs="+", required=True)
-    parser.add_argument("--steps", default=STEPS)
-    parser.add_argument("--mask", default="true", choices=("true", "reference", "own"))
-    parser.add_argument("--limit", type=int, help="items per place")
-    parser.add_argument("-o", "--out", type=Path, default=Path("steps_quality.png"))
-    given = parser.parse_args(arguments)
-    rows = measure(given.model, given.data, steps=given.steps.split(","), mask=given.mask, limit=given.limit)
+def report(rows: Sequence[StepRow]) -> None:
+    """Print the table."""
     print("| steps | PSNR dB | SSIM | s / megapixel | time of one step = 1 |\n|---|---|---|---|---|")
     for row in rows:
         ratio = row.seconds / rows[0].seconds
-        print(f"| {row.steps} | {row.psnr:.3f} | {row.ssim:.4f} | {row.seconds:.2f} | {ratio:.2f} |")
-    draw(rows, f"{given.model}: quality against time").save(given.out)
-    print(f"wrote {given.out}")
+        print(f"| {row.steps} | {row.psnr:.3f} | {row.ssim:.4f} | {row.seconds:.3f} | {ratio:.2f} |", flush=True)
+
+
+def main(arguments: list[str] | None = None) -> list[StepRow]:
+    """Print the table, write the numbers and the figure and return the rows."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("model", nargs="?", default="sader-s2-rgbn")
+    parser.add_argument("--data", type=Path, nargs="+")
+    parser.add_argument("--steps", default=STEPS)
+    parser.add_argument("--mask", default="true", choices=("true", "reference", "own"))
+    parser.add_argument("--limit", type=int, help="items per place")
+    parser.add_argument("--out", type=Path, default=Path("."), help="folder of what is written")
+    parser.add_argument("--draw", type=Path, help="only draw the figure of this file of numbers")
+    given = parser.parse_args(arguments)
+    if given.draw is not None:
+        facts = json.loads(given.draw.read_text())
+        rows = [StepRow(**row) for row in facts["rows"]]
+        figure = given.draw.with_suffix(".png")
+        draw(rows, facts["title"]).save(figure)
+        report(rows)
+        print(f"wrote {figure}")
+        return rows
+    if not given.data:
+        parser.error("--data is needed: shards with known scenes")
+    rows = measure(given.model, given.data, steps=given.steps.split(","), mask=given.mask, limit=given.limit)
+    report(rows)
+    name = Path(given.model).stem if Path(given.model).is_file() else given.model
+    title = f"{name}: quality against time ({'GPU' if on_gpu() else 'CPU'})"
+    given.out.mkdir(parents=True, exist_ok=True)
+    numbers = given.out / "steps_quality.json"
+    numbers.write_text(json.dumps({"title": title, "rows": [row._asdict() for row in rows]}, indent=1))
+    print(f"wrote {numbers}")
+    if importlib.util.find_spec("PIL") is not None:
+        draw(rows, title).save(given.out / "steps_quality.png")
+        print(f"wrote {given.out / 'steps_quality.png'}")
     return rows
+
+
+def on_gpu() -> bool:
+    """Whether the models ran on a GPU, which they do where there is one."""
+    import torch
+
+    return torch.cuda.is_available()
 
 
 if __name__ == "__main__":

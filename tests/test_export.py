@@ -152,7 +152,9 @@ def test_auto_takes_onnx_for_much_work_on_a_cpu_only():
     cpu, cuda = torch.device("cpu"), torch.device("cuda")
     assert choose_backend("auto", device=cpu, tiles=1) == "torch"
     assert choose_backend("auto", device=cpu, tiles=10_000) == "onnx"
-    assert choose_backend("auto", device=cuda, tiles=10_000) == "torch"
+    assert choose_backend("auto", device=cuda, tiles=10_000) == "quick"
+    assert choose_backend(None, device=cuda, tiles=1) == "quick"
+    assert choose_backend(None, device=cpu, tiles=10_000) == "torch"
     with pytest.raises(ConfigError, match="computes on the CPU"):
         choose_backend("onnx", device=cuda, tiles=1)
     with pytest.raises(ConfigError, match="did you mean torch"):

@@ -21,7 +21,8 @@ from sader.evaluation import published as paper
 from sader.evaluation.made import make_data
 from sader.evaluation.plans import HERE, TABLES, get_tables
 from sader.evaluation.reproduce import ReproduceRequest, find_settings, list_plans, run_reproduce
-from sader.evaluation.rows import load_row, run_overrides, run_row
+from sader.evaluation.rows import load_row, run_row
+from sader.evaluation.training import run_overrides
 from sader.losses import CloudAwareLoss
 from sader.training.config import resolve
 

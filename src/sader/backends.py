@@ -1,4 +1,4 @@
-"""Who computes the tiles of a `CloudRemover`: PyTorch as it is, or the exported graph in ONNX Runtime.
+"""Who computes the tiles of a `CloudRemover`: PyTorch as it is, `sader.fast`, or the exported graph in ONNX Runtime.
 
 The plain path is always there. The other one is chosen by name, or by "auto" where measuring says that it pays
 (benchmarks/RESULTS.md, issue 6): making the graph takes half a minute, and each tile then takes a little less time.
@@ -19,13 +19,18 @@ from sader.checkpoint import Checkpoint
 from sader.errors import ConfigError, did_you_mean, require
 from sader.tilegraph import TileResult
 
-BACKENDS = ("torch", "onnx", "auto")
+BACKENDS = ("torch", "quick", "onnx", "auto")
 PAYS_FROM = 100
 """Tiles of a scene from which the half minute for making the graph is won back."""
 
 
-def choose_backend(asked: str, *, device: torch.device, tiles: int) -> str:
-    """Return "torch" or "onnx"; "auto" takes ONNX Runtime for large scenes on a CPU where it is installed."""
+def choose_backend(asked: str | None, *, device: torch.device, tiles: int) -> str:
+    """Return "torch", "quick" or "onnx".
+
+    None: "quick" on a GPU, else "torch". "auto" takes ONNX Runtime for large scenes on a CPU where it is installed.
+    """
+    if asked is None or (asked == "auto" and device.type == "cuda"):
+        return "quick" if device.type == "cuda" else "torch"
     if asked not in BACKENDS:
         raise ConfigError(f"unknown backend {asked!r}{did_you_mean(asked, BACKENDS)}")
     if asked == "onnx" and device.type != "cpu":

@@ -24,7 +24,7 @@ from sader.errors import ConfigError, did_you_mean
 from sader.export import load_any
 from sader.pipeline import DEFAULT_MODEL, CloudRemover, RemoverOptions
 
-TIMED = ("torch", "onnx")
+TIMED = ("torch", "quick", "onnx")
 
 
 @dataclass(frozen=True)
@@ -114,6 +114,8 @@ def measure(
 def _fitting(remover: CloudRemover, *, quick: bool) -> list[str]:
     installed = all(importlib.util.find_spec(name) is not None for name in ("onnx", "onnxruntime"))
     exportable = remover.rival is None and remover.config.network.composite
+    if remover.device.type == "cuda" and remover.rival is None:
+        return ["torch", "quick"]
     return ["torch", "onnx"] if installed and exportable and remover.device.type == "cpu" and not quick else ["torch"]
 
 

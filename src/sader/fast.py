@@ -1,14 +1,21 @@
-"""Sampling close to what a GPU allows: the mathematics of `sampling.sample`, less of everything around it (METHOD 9).
+"""Sampling close to what the silicon allows: the mathematics of `sampling.sample`, less of everything else (METHOD 9).
 
 The dates are seen once; levels at which a step provably changes next to nothing are left out; convolutions run in
-bfloat16 with float32 norms, softmax and sums; weights lie channels last; on CUDA both networks are recorded once per
-shape and replayed. Every one of these is a switch, and all off is the plain path to the bit.
+float16 with float32 norms, softmax and sums, channels last, their blocks fused (`model.fused`); on CUDA the whole
+computation of a shape is recorded once and replayed. Every one of these is a switch, and all off is the plain path to
+the bit. What cannot be had on a machine (no Triton, a recording that fails) is done without. On a CPU the blocks are
+those of `model.cpublocks`.
 """
 
 from __future__ import annotations
 
+import copy
+import threading
+import warnings
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -16,29 +23,76 @@ from torch import Tensor
 from sader.config import ModelConfig
 from sader.diffusion import Denoiser, MeanReverting
 from sader.errors import ConfigError
-from sader.model.mtcdn import MTCDN, Condition
+from sader.model.blocks import ResBlock
+from sader.model.cpublocks import cpu_network, has_bfloat16
+from sader.model.fused import can_fuse, fuse, half_network
+from sader.model.mtcdn import MTCDN
 from sader.resampling import Guide, Resampler, ResamplerConfig
-from sader.sampling import Denoise, NoiseSource, karras_sigmas, sample
+from sader.sampling import NoiseSource, karras_sigmas, sample
+from sader.tilegraph import TileGraph, TileResult
+
+Precision = Literal["float32", "bfloat16", "float16"]
+TYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
 @dataclass(frozen=True)
 class FastOptions:
     """What is done to save time; each alone or together."""
 
-    bfloat16: bool = False
-    """Convolutions and attention in bfloat16 (autocast). Needs hardware for it: slower on most CPUs."""
+    precision: Precision = "float32"
+    """Of convolutions and attention. float16 rounds eight times finer than bfloat16 at the same speed; numbers too
+    large for it are noticed, and the batch is then computed in float32. Slower than float32 on most CPUs."""
     channels_last: bool = False
-    """Weights, and with them activations, with the bands of a pixel beside each other."""
+    """Weights, and with them activations, with the bands of a pixel beside each other; half precision always has it."""
+    fused: bool = False
+    """Blocks of few kernels (Triton); needs half precision."""
     skip_below: float = 0.0
     """Leave out noise levels at which no step can change the image by more than this, in the model's range [-1, 1];
     see `skippable`. 0 = none; 2e-3 leaves out the paper's sigma = 0.001."""
     record: bool = False
-    """CUDA only: record both networks per shape and replay them without launching from Python."""
+    """CUDA only: record the whole computation per shape and replay it without launching from Python."""
+    cpu_blocks: bool = False
+    """CPU only: the blocks of `model.cpublocks`; whatever the precision, clouds are found in float32."""
+    compiled: bool = False
+    """Residual blocks through torch.compile: minutes of compiling; only where they are not fused."""
+    strict: bool = False
+    """Raise where something asked for cannot be had, instead of a warning and the next best way."""
+
+    def __post_init__(self) -> None:
+        if self.precision not in TYPES:
+            raise ConfigError(f"precision is {self.precision!r}; expected {', '.join(TYPES)}.")
+        if self.fused and self.precision == "float32":
+            raise ConfigError("fused blocks compute in half precision; use precision='float16' with fused=True.")
+        if self.cpu_blocks and self.fused:
+            raise ConfigError("fused blocks are for a GPU, cpu_blocks for a CPU; use one of the two.")
 
     @classmethod
     def all_on(cls) -> FastOptions:
         """Return what suits a recent NVIDIA GPU."""
-        return cls(bfloat16=True, channels_last=True, skip_below=2e-3, record=True)
+        return cls(precision="float16", channels_last=True, fused=True, skip_below=2e-3, record=True)
+
+    @classmethod
+    def suited(cls, device: torch.device, *, composite: bool) -> FastOptions:
+        """Return what suits a device and the networks with or without a composite."""
+        if device.type == "cuda":
+            return cls.all_on() if can_fuse(device) else replace(cls.all_on(), fused=False)
+        if not composite:
+            # Bfloat16 is too coarse for networks that make the whole image out of noise.
+            return cls(channels_last=True, skip_below=2e-3)
+        half = device.type == "cpu" and has_bfloat16()
+        return cls(precision="bfloat16" if half else "float32", cpu_blocks=device.type == "cpu", channels_last=True)
+
+    def fewer(self) -> FastOptions | None:
+        """Return the options without the part most likely to have failed, or None if nothing is left to give up."""
+        if self.compiled:
+            return replace(self, compiled=False)
+        if self.fused:
+            return replace(self, fused=False)
+        if self.record:
+            return replace(self, record=False)
+        if self.cpu_blocks:
+            return replace(self, cpu_blocks=False, precision="float32")
+        return None
 
 
 def skippable(process: MeanReverting, sigma: float, *, frames: int, bound: float) -> bool:
@@ -46,7 +100,7 @@ def skippable(process: MeanReverting, sigma: float, *, frames: int, bound: float
 
     D = c_skip mean(x) + c_out F: at small noise c_skip is nearly 1 and c_out is of the order of sigma, so what a step
     there can change is at most (1 - c_skip) |x| + c_out |F|. With trained weights this is to be measured, not assumed:
-    the row "sigma = 0.001 left out" of benchmarks/paper_tile.py --model FILE.
+    the row "sigma = 0.001 left out" of benchmarks/paper_tile.py --weights FILE.
     """
     c = process.coefficients(torch.tensor([sigma]), frames)
     return float((1 - c.c_skip).abs() + c.c_out) <= bound
@@ -63,23 +117,87 @@ def shortened(process: MeanReverting, sigmas: Tensor, *, frames: int, bound: flo
     return torch.tensor(kept, dtype=sigmas.dtype)
 
 
+def quick_denoiser(model: Denoiser, options: FastOptions, device: torch.device) -> Denoiser:
+    """Return the denoiser as the options want it: the one given, or one with a copy of its network."""
+    network = model.network
+    assert isinstance(network, MTCDN)
+    kind = TYPES[options.precision]
+    if options.fused:
+        if not can_fuse(device):
+            raise ConfigError(f"fused blocks need Triton and a CUDA device; the device is {device}. Use fused=False.")
+        network = fuse(network, kind)
+    elif options.cpu_blocks:
+        if device.type != "cpu":
+            raise ConfigError(f"cpu_blocks are for a CPU; the device is {device}. Use cpu_blocks=False.")
+        network = cpu_network(network, kind)
+    elif options.precision != "float32":
+        network = half_network(network, kind)
+    elif options.channels_last or options.compiled:
+        network = copy.deepcopy(network)
+    else:
+        return model
+    if options.channels_last:
+        network = network.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+    if options.compiled:
+        for module in network.modules():
+            if isinstance(module, ResBlock):
+                module.compile(dynamic=False)
+    return Denoiser(network, model.config).eval()
+
+
+def quick_precision(options: FastOptions, device: torch.device) -> AbstractContextManager[object]:
+    """Return the context in which a quick denoiser runs."""
+    if options.precision == "float32":
+        return nullcontext()
+    # Without the cache: recorded kernels must not read weights that a cache has thrown away since.
+    return torch.autocast(device.type, dtype=TYPES[options.precision], cache_enabled=False)
+
+
+class Recorded:
+    """A function of tensors recorded on CUDA for the shapes of its examples; what it reads lies in fixed places."""
+
+    def __init__(self, function: Callable[..., tuple[Tensor, ...]], examples: Sequence[Tensor]) -> None:
+        self.inputs = [example.clone() for example in examples]
+        choosing = torch.backends.cudnn.benchmark
+        torch.backends.cudnn.benchmark = True  # for one shape, replayed often, the search pays
+        try:
+            stream = torch.cuda.Stream()
+            stream.wait_stream(torch.cuda.current_stream())
+            with torch.cuda.stream(stream):  # first runs outside: cuDNN chooses, Triton compiles, cuBLAS takes its room
+                for _ in range(2):
+                    function(*self.inputs)
+            torch.cuda.current_stream().wait_stream(stream)
+            self.graph = torch.cuda.CUDAGraph()
+            # Other threads read files and may touch the device meanwhile: only this thread's work is recorded.
+            with torch.cuda.graph(self.graph, capture_error_mode="thread_local"):
+                self.outputs = function(*self.inputs)
+        finally:
+            torch.backends.cudnn.benchmark = choosing
+
+    def __call__(self, *inputs: Tensor) -> tuple[Tensor, ...]:
+        """Return what the function returns; the tensors are overwritten by the next call."""
+        for place, value in zip(self.inputs, inputs, strict=True):
+            place.copy_(value, non_blocking=True)
+        self.graph.replay()
+        return self.outputs
+
+
 class FastSampler:
     """Samples batches of tiles of SADER's networks without composite (the paper's), with the options' short cuts.
 
-    The model given is changed by `channels_last` (memory layout only).
+    The model given is left as it is.
     """
 
     def __init__(
         self, model: Denoiser, config: ModelConfig, options: FastOptions | None = None, *, guide: Guide | None = None
     ) -> None:
-        self.model, self.config, self.options, self.guide = model, config, options or FastOptions(), guide
         assert isinstance(model.network, MTCDN)
-        self.network: MTCDN = model.network
         if config.network.composite:
             raise ConfigError(f"{config.name!r} makes a composite; FastSampler is for the paper's networks.")
-        if self.options.channels_last:
-            model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-        self._recordings: dict[tuple[int, ...], _Recording] = {}
+        self.plain, self.config, self.guide = model, config, guide
+        self.options = options or FastOptions()
+        self._model: Denoiser | None = None
+        self._recordings: dict[tuple[object, ...], tuple[list[int], Recorded]] = {}
 
     def sigmas(self, steps: int, dates: int) -> Tensor:
         """Return the noise levels that are evaluated."""
@@ -87,89 +205,219 @@ class FastSampler:
         levels = karras_sigmas(steps, sigma_min=process.sigma_min, sigma_max=process.sigma_max)
         if self.options.skip_below <= 0:
             return levels
-        return shortened(self.model.process, levels, frames=dates, bound=self.options.skip_below)
+        return shortened(self.plain.process, levels, frames=dates, bound=self.options.skip_below)
 
     @torch.inference_mode()
     def __call__(
-        self, cloudy: Tensor, noise: NoiseSource, *, aux: Tensor | None = None, steps: int = 4, resamplings: int = 0
+        self, cloudy: Tensor, noise: NoiseSource, *, steps: int = 4, resamplings: int = 0, **more: Tensor | None
     ) -> Tensor:
         """Return the clear images (B, C, H, W) of cloudy (B, T, C, H, W), both in the model's [-1, 1].
 
-        H and W are multiples of the network's unit. noise: draws of the shape of cloudy.
+        H and W are multiples of the network's unit. noise: draws of the shape of cloudy. more: aux, valid,
+        band_present, present and days as `MTCDN.condition` takes them.
         """
-        denoise, mean, present = self._prepared(cloudy, aux)
+        work = _Work(
+            cloudy, {key: value for key, value in more.items() if value is not None}, noise, steps, resamplings
+        )
+        while True:
+            try:
+                image = self._sampled(work)
+                break
+            except torch.OutOfMemoryError:
+                raise
+            except Exception as error:
+                fewer = self.options.fewer()
+                if self.options.strict or fewer is None:
+                    raise
+                warnings.warn(f"a short cut does not work here ({_short(error)}); going on without it.", stacklevel=2)
+                self.options, self._model, self._recordings = fewer, None, {}
+        if self.options.precision == "float16" and not bool(image.isfinite().all()):
+            # Beyond 65504 float16 has no numbers. Trained networks are far from that, but nothing forbids it.
+            return self._plain(self.plain, work)
+        return image
+
+    def _sampled(self, work: _Work) -> Tensor:
+        device = work.cloudy.device
+        if self._model is None:
+            self._model = quick_denoiser(self.plain, self.options, device)
+        if not (self.options.record and device.type == "cuda"):
+            return self._plain(self._model, work)
+        shapes = tuple((name, tuple(value.shape)) for name, value in work.more.items())
+        key = (tuple(work.cloudy.shape), shapes, work.steps, work.resamplings)
+        if key not in self._recordings:
+            self._recordings[key] = self._record(work)
+        draws, recorded = self._recordings[key]
+        return recorded(work.cloudy, *work.more.values(), *(work.noise(number) for number in draws))[0].clone()
+
+    def _record(self, work: _Work) -> tuple[list[int], Recorded]:
+        """Return the numbers of the draws that are taken and the recording, whose inputs end with them."""
+        model = self._model
+        assert model is not None
+        draws: list[int] = []
+
+        def listed(number: int) -> Tensor:
+            if number not in draws:
+                draws.append(number)
+            return work.noise(number)
+
+        self._plain(model, replace(work, noise=listed))
+        names = list(work.more)
+
+        def whole(cloudy: Tensor, *inputs: Tensor) -> tuple[Tensor, ...]:
+            more = dict(zip(names, inputs, strict=False))
+            fixed = dict(zip(draws, inputs[len(names) :], strict=True))
+            return (self._plain(model, replace(work, cloudy=cloudy, more=more, noise=lambda number: fixed[number])),)
+
+        examples = [work.cloudy, *work.more.values(), *(work.noise(number) for number in draws)]
+        return draws, Recorded(whole, examples)
+
+    def _plain(self, model: Denoiser, work: _Work) -> Tensor:
+        """Return the images by `sampling.sample`, the dates seen once."""
+        network = model.network
+        assert isinstance(network, MTCDN)
+        options = FastOptions() if model is self.plain else self.options
+        device = work.cloudy.device
+        with quick_precision(options, device):
+            condition = network.condition(work.cloudy, **work.more)
+
+        def denoise(x: Tensor, sigma: Tensor) -> Tensor:
+            with quick_precision(options, device):
+                return model(x, sigma, condition)
+
         correction = None
-        if resamplings:
-            settings = ResamplerConfig(steps=resamplings, threshold=self.config.sampling.resample_threshold)
-            correction = Resampler(settings, self.guide, present=present)
+        if work.resamplings:
+            settings = ResamplerConfig(steps=work.resamplings, threshold=self.config.sampling.resample_threshold)
+            correction = Resampler(settings, self.guide, present=condition.present)
         return sample(
             denoise,
-            mean,
-            noise,
-            self.sigmas(steps, cloudy.shape[1]),
+            condition.mean.float(),
+            work.noise,
+            self.sigmas(work.steps, work.cloudy.shape[1]),
             alpha=self.config.diffusion.alpha,
             correction=correction,
         )
 
-    def _prepared(self, cloudy: Tensor, aux: Tensor | None) -> tuple[Denoise, Tensor, Tensor]:
-        """Return (the denoiser about these dates, what it reverts to, which dates count)."""
-        if self.options.record and cloudy.device.type == "cuda":
-            key = (*cloudy.shape, int(aux is not None))
-            if key not in self._recordings:
-                self._recordings[key] = _Recording(self, cloudy, aux)
-            recording = self._recordings[key]
-            recording.see(cloudy, aux)
-            return recording.denoise, recording.condition.mean.float(), recording.condition.present
-        condition = self._condition(cloudy, aux)
-        return lambda x, sigma: self._denoise(x, sigma, condition), condition.mean.float(), condition.present
 
-    def _condition(self, cloudy: Tensor, aux: Tensor | None) -> Condition:
-        with self._precision(cloudy):
-            return self.network.condition(cloudy, aux=aux)
+@dataclass(frozen=True)
+class _Work:
+    """One batch to be sampled."""
 
-    def _denoise(self, x: Tensor, sigma: Tensor, condition: Condition) -> Tensor:
-        with self._precision(x):
-            return self.model(x, sigma, condition)
-
-    def _precision(self, x: Tensor) -> AbstractContextManager[object]:
-        # Without the cache: recorded kernels must not read weights that a cache has thrown away since.
-        if not self.options.bfloat16:
-            return nullcontext()
-        return torch.autocast(x.device.type, dtype=torch.bfloat16, cache_enabled=False)
+    cloudy: Tensor
+    more: dict[str, Tensor]
+    noise: NoiseSource
+    steps: int
+    resamplings: int
 
 
-class _Recording:
-    """Both networks recorded for one shape: what they read and write lies in fixed places."""
+class QuickTiles:
+    """Tiles of networks with a composite, as `TileGraph` computes them, in half precision and recorded per shape.
 
-    def __init__(self, sampler: FastSampler, cloudy: Tensor, aux: Tensor | None) -> None:
-        self.cloudy, self.aux = cloudy.clone(), None if aux is None else aux.clone()
-        self.x, self.sigma = torch.zeros_like(cloudy), torch.ones(len(cloudy), device=cloudy.device)
-        stream = torch.cuda.Stream()
-        stream.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(stream):  # a first run outside: cuDNN chooses its kernels, cuBLAS takes its workspace
-            for _ in range(2):
-                warm = sampler._condition(self.cloudy, self.aux)
-                sampler._denoise(self.x, self.sigma, warm)
-        torch.cuda.current_stream().wait_stream(stream)
-        self.seeing, self.denoising = torch.cuda.CUDAGraph(), torch.cuda.CUDAGraph()
-        with torch.cuda.graph(self.seeing):
-            self.condition = sampler._condition(self.cloudy, self.aux)
-        with torch.cuda.graph(self.denoising, pool=self.seeing.pool()):
-            self.denoised = sampler._denoise(self.x, self.sigma, self.condition)
+    Called as `backends.OnnxTiles` is. The matching of dates, the composite and all fits are float32 as ever.
+    """
 
-    def see(self, cloudy: Tensor, aux: Tensor | None) -> None:
-        """Make the condition of these dates."""
-        self.cloudy.copy_(cloudy)
-        if aux is not None and self.aux is not None:
-            self.aux.copy_(aux)
-        self.seeing.replay()
+    def __init__(
+        self, model: Denoiser, config: ModelConfig, options: FastOptions, *, threshold: float, growth: int
+    ) -> None:
+        self.plain, self.config, self.options = model, config, options
+        self.threshold, self.growth = threshold, growth
+        self._graphs: dict[tuple[int, bool, bool], TileGraph] = {}
+        self._recordings: dict[tuple[object, ...], Recorded] = {}
+        self._turn = threading.Lock()
+        """A recording has one place for its inputs: while one thread uses it, others prepare theirs."""
 
-    def denoise(self, x: Tensor, sigma: Tensor) -> Tensor:
-        """Return D(x; sigma) about the dates last seen."""
-        self.x.copy_(x)
-        self.sigma.copy_(sigma)
-        self.denoising.replay()
-        return self.denoised.clone()
+    def graph(self, *, steps: int, estimate: bool, scene: bool) -> TileGraph:
+        """Return one variant of the computation; arguments as in `TileGraph`."""
+        key = (steps, estimate, scene)
+        if key not in self._graphs:
+            device = next(self.plain.parameters()).device
+            model = next((graph.denoiser for graph in self._graphs.values()), None)
+            self._graphs[key] = TileGraph(
+                model or quick_denoiser(self.plain, self.options, device), self.config, steps=steps,
+                threshold=self.threshold, growth=self.growth, estimate=estimate, scene=scene,
+                precision=None if self.options.precision == "float32" else TYPES[self.options.precision],
+                exact_masks=self.options.cpu_blocks,
+            ).eval()  # fmt: skip
+        return self._graphs[key]
+
+    @torch.inference_mode()
+    def __call__(
+        self,
+        *,
+        cloudy: Tensor,
+        valid: Tensor,
+        cloud: Tensor,
+        reference: Tensor,
+        noises: Sequence[Tensor],
+        band_present: Tensor,
+        change: Tensor | None,
+        steps: int,
+    ) -> tuple[list[Tensor], TileResult]:
+        """Return (one image per noise, the last result); arguments as in `TileGraph.forward`."""
+        estimate = bool(cloud.isnan().any())  # else the cloud head need not run
+        shared = [cloudy, valid, cloud, reference, band_present] + ([] if change is None else [change])
+        images: list[Tensor] = []
+        made: tuple[Tensor, ...] = ()
+        for noise in noises:
+            with self._turn:
+                found = self._tried([noise, *shared], steps, estimate, change is not None)
+                made = tuple(value.clone() for value in found)
+                if noise.device.type == "cuda":  # the next thread may work in another stream
+                    torch.cuda.current_stream(noise.device).synchronize()
+            if self.options.precision == "float16" and not bool(made[0].isfinite().all()):
+                made = self._plainly([noise, *shared], steps, estimate, change is not None)
+            images.append(made[0])
+        return images, TileResult(*made)
+
+    def _tried(self, inputs: list[Tensor], steps: int, estimate: bool, scene: bool) -> tuple[Tensor, ...]:
+        """Return the result, giving up what does not work here."""
+        while True:
+            try:
+                return self._run(inputs, steps, estimate, scene)
+            except torch.OutOfMemoryError:
+                raise
+            except Exception as error:
+                fewer = self.options.fewer()
+                if self.options.strict or fewer is None:
+                    raise
+                warnings.warn(f"a short cut does not work here ({_short(error)}); going on without it.", stacklevel=2)
+                self.options, self._graphs, self._recordings = fewer, {}, {}
+
+    def _plainly(self, inputs: list[Tensor], steps: int, estimate: bool, scene: bool) -> tuple[Tensor, ...]:
+        """Return the result in float32: beyond 65504 float16 has no numbers."""
+        noise, cloudy, valid, cloud, reference, band_present, *change = inputs
+        graph = TileGraph(
+            self.plain, self.config, steps=steps, threshold=self.threshold, growth=self.growth, estimate=estimate,
+            scene=scene,
+        )  # fmt: skip
+        made: tuple[Tensor, ...] = graph(cloudy, valid, cloud, reference, noise, band_present, *change)
+        return made
+
+    def _run(self, inputs: list[Tensor], steps: int, estimate: bool, scene: bool) -> tuple[Tensor, ...]:
+        graph = self.graph(steps=steps, estimate=estimate, scene=scene)
+        device = inputs[0].device
+
+        def whole(noise: Tensor, *rest: Tensor) -> tuple[Tensor, ...]:
+            cloudy, valid, cloud, reference, band_present, *change = rest
+            made = graph(cloudy, valid, cloud, reference, noise, band_present, *change)
+            return tuple(value.float() if value.is_floating_point() else value for value in made)
+
+        if not (self.options.record and device.type == "cuda"):
+            return whole(*inputs)
+        key = (steps, estimate, scene, *(tuple(value.shape[1:]) for value in inputs))
+        count = len(inputs[0])
+        recorded = self._recordings.get(key)
+        if recorded is None or len(recorded.inputs[0]) < count:
+            recorded = self._recordings[key] = Recorded(whole, inputs)
+        # The last batch of a scene has fewer tiles: it goes through the same recording, filled up with its first.
+        missing = len(recorded.inputs[0]) - count
+        if missing:
+            inputs = [torch.cat([value, value[:1].expand(missing, *value.shape[1:])]) for value in inputs]
+        return tuple(value[:count] for value in recorded(*inputs))
+
+
+def _short(error: BaseException) -> str:
+    text = str(error).strip().splitlines()
+    return f"{type(error).__name__}: {text[0][:160] if text else ''}"
 
 
 def naive_sample(

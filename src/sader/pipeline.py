@@ -26,6 +26,7 @@ from sader.data.series import to_model_range, to_reflectance
 from sader.diffusion import Denoiser
 from sader.errors import ConfigError, ShapeError
 from sader.inputs import PreparedSeries, parse_steps, prepare_series
+from sader.model.contrast import with_contrast
 from sader.model.matching import match_dates
 from sader.model.mtcdn import MTCDN, Condition
 from sader.sampling import Correction, NoiseSource, Solver, karras_sigmas, sample
@@ -37,6 +38,7 @@ if TYPE_CHECKING:
     import xarray as xr
 
     from sader.backends import OnnxTiles
+    from sader.fast import FastSampler, QuickTiles
     from sader.geo.arrays import LoadFunction
     from sader.geo.scene import SceneReport
     from sader.resampling import Guide
@@ -68,13 +70,14 @@ class RemoverOptions:
     mask_growth: int = 2
     """Pixels by which the model's own estimate is widened: a cloud's fringe costs more than a little clear land."""
     backend: str = "torch"
-    """Who computes the tiles: "torch", or "onnx" (ONNX Runtime on the CPU; within 1e-4 of the other)."""
+    """Who computes the tiles: "torch", "quick" (the same in half precision with the short cuts of `sader.fast`, for a
+    GPU; where they cannot be had it is "torch"), or "onnx" (ONNX Runtime on the CPU; within 1e-4 of the first)."""
 
     def __post_init__(self) -> None:
         if self.batch_size < 1:
             raise ConfigError(f"batch_size is {self.batch_size}; expected at least 1 tile per evaluation.")
-        if self.backend not in ("torch", "onnx"):
-            raise ConfigError(f"backend is {self.backend!r}; expected 'torch' or 'onnx'.")
+        if self.backend not in ("torch", "quick", "onnx"):
+            raise ConfigError(f"backend is {self.backend!r}; expected 'torch', 'quick' or 'onnx'.")
 
 
 @dataclass(frozen=True)
@@ -533,9 +536,23 @@ class CloudRemover:
             ticks.add(len(windows) * (1 + steps * samples))
             found = to_reflectance(torch.stack(answers))[..., :height, :width].cpu().numpy()
             return [self._raw_tile(tile, found[:, index], None, None) for index, tile in enumerate(tiles)]
-        if self.options.backend == "onnx":
-            return self._onnx_tiles(tiles, joined, places, steps, resamplings, seed, samples, ticks)
+        if self.options.backend == "onnx" or (self._quick is not None and self._can_be_quick(first, resamplings)):
+            return self._graph_tiles(tiles, joined, places, steps, resamplings, seed, samples, ticks)
         cloudy, valid, band_present = to_model_range(joined("cloudy")), joined("valid"), joined("band_present")
+        sampler = self._quick_sampler
+        if sampler is not None and (self.options.solver or self._solver()) == "euler":
+            more = {"valid": valid, "band_present": band_present}
+            if first.aux is not None:
+                more["aux"] = to_model_range(joined("aux"))
+            if first.days is not None:
+                more["days"] = joined("days")
+            quick = []
+            for number in range(samples):
+                noise = self._noise(cloudy.shape, places, seed + 7919 * number)
+                quick.append(to_reflectance(sampler(cloudy, noise, steps=steps, resamplings=resamplings, **more)))
+            ticks.add(len(windows) * (1 + steps * samples))
+            found = torch.stack(quick)[..., :height, :width].cpu().numpy()
+            return [self._raw_tile(tile, found[:, index], None, None) for index, tile in enumerate(tiles)]
         used: Tensor | None = None
         shown: Tensor | None = None
         with torch.inference_mode():
@@ -558,6 +575,8 @@ class CloudRemover:
                 to_reflectance(self._sample(condition, places, steps, resamplings, seed + 7919 * number, ticks))
                 for number in range(samples)
             ]
+            if condition.contrast is not None and steps == 1:  # more steps make texture of their own
+                images = [with_contrast(image, condition.contrast) for image in images]
             if shown is not None:
                 own = joined("cloudy")[torch.arange(len(tiles)), joined("reference").clamp(min=0)]
                 images = [feather(image, own, shown) for image in images]
@@ -575,7 +594,7 @@ class CloudRemover:
             for index, tile in enumerate(tiles)
         ]
 
-    def _onnx_tiles(
+    def _graph_tiles(
         self,
         tiles: Sequence[PreparedSeries],
         joined: Callable[[str], Tensor],
@@ -586,7 +605,7 @@ class CloudRemover:
         samples: int,
         ticks: Ticks,
     ) -> list[Removal]:
-        """Return what `_tiles` returns, computed by ONNX Runtime."""
+        """Return what `_tiles` returns, each tile computed as one graph: by ONNX Runtime, or on the GPU (`_quick`)."""
         if resamplings or (self.options.solver or self._solver()) != "euler":
             raise ConfigError(
                 f"backend onnx samples with Euler steps alone; asked for {steps}+{resamplings} steps and solver "
@@ -599,25 +618,61 @@ class CloudRemover:
             torch.from_numpy(np.stack([field.window(place, channels=len(self.bands), draw=0) for place in places]))
             for field in fields
         ]
-        images, made = self._onnx(
+        engine = self._onnx if self.options.backend == "onnx" else self._quick
+        assert engine is not None
+        images, made = engine(
             cloudy=joined("cloudy"), valid=joined("valid"), cloud=joined("cloud"), reference=joined("reference"),
-            noises=[noise[:, None] for noise in noises], band_present=joined("band_present"), change=change,
-            steps=steps,
+            noises=[noise[:, None].to(self.device) for noise in noises], band_present=joined("band_present"),
+            change=change, steps=steps,
         )  # fmt: skip
         ticks.add(len(places) * (1 + steps * samples))
         if made.shown is not None and made.shown.any():
             own = joined("cloudy")[torch.arange(len(tiles)), joined("reference").clamp(min=0)]
             images = [feather(image, own, made.shown) for image in images]
-        stacked = torch.stack(images)[..., :height, :width].numpy()
+        stacked = torch.stack(images)[..., :height, :width].cpu().numpy()
+        clouds = made.cloud[..., :height, :width].cpu().numpy()
+        errors = made.error[..., :height, :width].cpu().numpy() if self.states_error else None
         return [
-            self._raw_tile(
-                tile,
-                stacked[:, index],
-                made.cloud[index, :, :height, :width].numpy(),
-                made.error[index, :, :height, :width].numpy() if self.states_error else None,
-            )
+            self._raw_tile(tile, stacked[:, index], clouds[index], None if errors is None else errors[index])
             for index, tile in enumerate(tiles)
         ]
+
+    def _can_be_quick(self, tile: PreparedSeries, resamplings: int) -> bool:
+        """Whether `_quick` computes what is asked for: Euler steps alone, nothing that its graph has no input for."""
+        euler = (self.options.solver or self._solver()) == "euler"
+        days_count = tile.days is not None and self.network.config.date_input == "days"
+        return euler and not resamplings and tile.aux is None and not days_count
+
+    @cached_property
+    def _quick(self) -> QuickTiles | None:
+        """The tiles of a network with composite by the short cuts of `sader.fast`; None where they are not wanted."""
+        if self.options.backend != "quick" or self.rival is not None or not self.config.network.composite:
+            return None
+        from sader.fast import FastOptions, QuickTiles
+        from sader.model.fused import can_fuse
+
+        assert isinstance(self.config, ModelConfig)
+        options = FastOptions.all_on()
+        if not can_fuse(self.device):
+            options = replace(options, fused=False)
+        return QuickTiles(
+            self.denoiser, self.config, options, threshold=self.options.cloud_threshold,
+            growth=self.options.mask_growth,
+        )  # fmt: skip
+
+    @cached_property
+    def _quick_sampler(self) -> FastSampler | None:
+        """The paper's networks by the short cuts of `sader.fast`; None where they are not wanted."""
+        if self.options.backend != "quick" or self.rival is not None or self.config.network.composite:
+            return None
+        from sader.fast import FastOptions, FastSampler
+        from sader.model.fused import can_fuse
+
+        assert isinstance(self.config, ModelConfig)
+        options = FastOptions.all_on()
+        if not can_fuse(self.device):
+            options = replace(options, fused=False)
+        return FastSampler(self.denoiser, self.config, options, guide=self._guide)
 
     @cached_property
     def _onnx(self) -> OnnxTiles:
@@ -683,18 +738,11 @@ class CloudRemover:
         """Return the sampled images (tiles, C, h, w) in the model's range."""
         diffusion = self.denoiser.config
         mean = condition.mean.float()
-        field = NoiseField(seed)
-
-        def noise(draw: int) -> Tensor:
-            frames, bands = mean.shape[1:3]
-            tiles = [field.window(window, channels=frames * bands, draw=draw) for window in windows]
-            return torch.from_numpy(np.stack(tiles)).view(mean.shape).to(mean.device)
-
         sigmas = karras_sigmas(steps, sigma_min=diffusion.sigma_min, sigma_max=diffusion.sigma_max)
         return sample(
             lambda x, sigma: self.denoiser(x, sigma, condition),
             mean,
-            cached(noise),
+            self._noise(mean.shape, windows, seed),
             sigmas,
             alpha=diffusion.alpha,
             initial=mean if self.config.network.composite else 0.0,
@@ -702,6 +750,16 @@ class CloudRemover:
             correction=self._correction(resamplings, condition),
             callback=lambda step, image: ticks.add(len(windows)),
         )
+
+    def _noise(self, shape: Sequence[int], windows: Sequence[Window], seed: int) -> NoiseSource:
+        """Return the source of noise (tiles, S, C, h, w) at the places of the tiles."""
+        field = NoiseField(seed)
+
+        def noise(draw: int) -> Tensor:
+            tiles = [field.window(window, channels=shape[1] * shape[2], draw=draw) for window in windows]
+            return torch.from_numpy(np.stack(tiles)).view(*shape).to(self.device)
+
+        return cached(noise)
 
     @property
     def _sampling(self) -> SamplingConfig:

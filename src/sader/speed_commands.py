@@ -38,7 +38,7 @@ def register(app: Any) -> None:
         dates: Annotated[int, typer.Option(min=1, help="Dates of a series.")] = 3,
         runs: Annotated[int, typer.Option(min=1, help="Runs of each; the median counts.")] = 5,
         quick: Annotated[bool, typer.Option("--quick", help="A rough table in seconds: 128 pixels, 1 run.")] = False,
-        backend: Annotated[str | None, typer.Option(help="Only these, with commas: torch, onnx.")] = None,
+        backend: Annotated[str | None, typer.Option(help="Only these, with commas: torch, quick, onnx.")] = None,
         device: Annotated[str | None, typer.Option(help="cpu, cuda or cuda:1; default: a GPU if there is one.")] = None,
         as_json: Annotated[bool, typer.Option("--json", help="Print JSON on standard output.")] = False,
     ) -> None:

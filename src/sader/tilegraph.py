@@ -6,6 +6,7 @@ be exported (`sader.export`), compiled (`sader.backends`) or recorded. Nothing h
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager, nullcontext
 from typing import NamedTuple
 
 import torch
@@ -16,6 +17,7 @@ from sader.config import ModelConfig
 from sader.data.series import to_model_range, to_reflectance
 from sader.diffusion import Denoiser
 from sader.errors import ConfigError
+from sader.model.contrast import with_contrast
 from sader.model.mtcdn import MTCDN, Condition
 from sader.model.uncertainty import steady_correction
 from sader.sampling import karras_sigmas, sample
@@ -43,6 +45,8 @@ class TileGraph(nn.Module):
     steps: Euler steps without resampling. threshold, growth: `RemoverOptions.cloud_threshold` and `mask_growth`.
     estimate: False leaves the cloud head out, for tiles whose masks are all given.
     scene: True takes one more input, what the match of the whole scene adds to each date.
+    precision: type of the networks' convolutions under autocast (`sader.fast`); None = that of their weights.
+    exact_masks: True finds clouds in the weights' own type whatever the precision.
     """
 
     def __init__(
@@ -55,9 +59,12 @@ class TileGraph(nn.Module):
         growth: int = 2,
         estimate: bool = True,
         scene: bool = False,
+        precision: torch.dtype | None = None,
+        exact_masks: bool = False,
     ) -> None:
         super().__init__()
         check_exportable(config)
+        self.precision, self.exact_masks = precision, exact_masks
         self.denoiser = model
         assert isinstance(model.network, MTCDN)
         self.network: MTCDN = model.network
@@ -88,30 +95,45 @@ class TileGraph(nn.Module):
         frames = to_model_range(cloudy)
         used = cloud
         if self.estimate:
-            used = used_cloud(
-                self.network, frames, valid, cloud, band_present, reference,
-                threshold=self.threshold, growth=self.growth,
-            )  # fmt: skip
+            with nullcontext() if self.exact_masks else self._precise(frames):
+                used = used_cloud(
+                    self.network, frames, valid, cloud, band_present, reference,
+                    threshold=self.threshold, growth=self.growth,
+                )  # fmt: skip
         shown: Tensor | None = None
         if self.scene:
             assert change is not None
             frames = frames + 2 * change  # the model's range is twice as wide as reflectance
             reference, shown = where_seen(reference, used, valid, threshold=self.threshold)
-        condition = self.network.condition(
-            frames, valid=valid, cloud=used, reference=reference, band_present=band_present
-        )
+        with self._precise(frames):
+            condition = self.network.condition(
+                frames, valid=valid, cloud=used, reference=reference, band_present=band_present
+            )
         mean = condition.mean.float()
         image = sample(
-            lambda x, sigma: self.denoiser(x, sigma, condition),
+            lambda x, sigma: self._denoise(x, sigma, condition),
             mean,
             lambda draw: noise,
             self.sigmas,
             alpha=self.config.diffusion.alpha,
             initial=mean,
         )
+        if condition.contrast is not None and self.steps == 1:  # as in `CloudRemover`
+            image = with_contrast(image, condition.contrast)
         error = expected_error(condition, scene=self.scene)
         made = (to_reflectance(image), used, torch.zeros_like(image) if error is None else error)
         return made if shown is None else (*made, shown)
+
+    def _denoise(self, x: Tensor, sigma: Tensor, condition: Condition) -> Tensor:
+        with self._precise(x):
+            result: Tensor = self.denoiser(x, sigma, condition)
+            return result
+
+    def _precise(self, x: Tensor) -> AbstractContextManager[object]:
+        if self.precision is None:
+            return nullcontext()
+        # Without the cache: recorded kernels must not read weights that a cache has thrown away since.
+        return torch.autocast(x.device.type, dtype=self.precision, cache_enabled=False)
 
 
 def check_exportable(config: ModelConfig) -> None:

@@ -548,10 +548,10 @@ def test_from_preset_is_untrained_and_repeats():
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 @pytest.mark.parametrize("name", RIVALS)
 def test_a_recorded_step_is_an_eager_step(name, shards, tmp_path, monkeypatch):
-    """What may set `recordable`: the same losses whether steps are replayed as a CUDA graph or not."""
+    """What may set `System.recordable`: the same losses whether steps are replayed as a CUDA graph or not."""
     seen = {}
     for recorded in (False, True):
-        monkeypatch.setattr(type(tiny(name)), "recordable", recorded)
+        monkeypatch.setitem(RIVALS, name, replace(RIVALS[name], recordable=recorded))
         run = tmp_path / str(recorded)
         more = ("train.device=cuda", "train.precision=fp32")
         run_training(name, run, data=[shards], overrides=training(name, *more), progress=False)

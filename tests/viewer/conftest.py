@@ -161,3 +161,17 @@ def canary() -> Iterator[Canary]:
     yield Canary(f"http://127.0.0.1:{listening.server_address[1]}", calls)
     listening.shutdown()
     listening.server_close()
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    """Chromium, for the tests of one file; they are skipped, and say so, where there is none."""
+    from .browsing import CHROMIUM, NO_CHROMIUM  # which itself needs what is above
+
+    if CHROMIUM is None:
+        pytest.skip(NO_CHROMIUM)
+    api = pytest.importorskip("playwright.sync_api", reason="the browser tests need playwright: pip install playwright")
+    with api.sync_playwright() as driver:
+        opened = driver.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        yield opened
+        opened.close()

@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 
 import sader.viewer.confine as confine_module
+import sader.viewer.paths as paths_module
 from sader.viewer.confine import child_environment
 from sader.viewer.problems import ForbiddenError
 
@@ -102,6 +103,35 @@ def test_results_cannot_be_used_to_read_other_files(server, finished):
         assert server.client.get(f"/jobs/{job}/results/{name}").status_code == 404
     for path in ("/static/../app.py", "/static/..%2fapp.py", "/static/%2e%2e/settings.py"):
         assert server.client.get(path).status_code == 404
+
+
+def test_a_link_to_the_servers_own_files_is_refused(server, place):
+    """Inside the data folder, and yet nobody's business: jobs and uploads of others."""
+    (place / "state").symlink_to(server.data / ".sader")
+    (place / "jobs.tif").symlink_to(server.data / ".sader" / "jobs.sqlite")
+    for path in ("state", "state/scenes", "jobs.tif"):
+        assert server.client.get("/folder", params={"path": f"{place.name}/{path}"}).status_code == 403, path
+        assert opening(server, f"{place.name}/{path}").status_code == 403, path
+    assert server.client.get("/folder", params={"path": place.name}).json() == []
+
+
+def test_a_name_that_is_no_text_hides_nothing_else(server, place):
+    """Linux takes any bytes as a name; JSON does not. One such file must not make a folder unreadable."""
+    write_date(place / "good.tif", 1)
+    os.rename(write_date(place / "bad.tif", 1), os.path.join(os.fsencode(place), b"b\xff_2022-03-15.tif"))
+    listed = server.client.get("/folder", params={"path": place.name})
+    assert [entry["name"] for entry in listed.json()] == ["good.tif"]
+    answer = opening(server, place.name)
+    assert answer.status_code == 422
+    assert "udcff" in answer.json()["detail"]
+
+
+def test_too_many_files_are_refused_and_not_opened(server, place):
+    for number in range(paths_module.MOST_ENTRIES + 1):
+        (place / f"{number}.txt").touch()
+    answer = opening(server, place.name)
+    assert answer.status_code == 413
+    assert len(server.client.get("/folder", params={"path": place.name}).json()) <= 500
 
 
 # ---------------------------------------------------------------- uploads
@@ -356,6 +386,59 @@ def test_json_that_is_no_item(server, place, content):
     assert server.client.get("/conformance").status_code == 200
 
 
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"bands": {"a": 1}}, {"eo:bands": 5}, {"roles": 1}, {"proj:shape": ["x", 1], "proj:transform": [1] * 6,
+        "proj:epsg": 1}, {"href": ["a"]}, {"proj:shape": 5, "proj:transform": [1] * 6, "proj:epsg": 1},
+        {"raster:bands": 7},
+    ],
+)  # fmt: skip
+def test_items_with_assets_of_another_shape(server, place, change):
+    """A mistake of the caller, in words; not a failure of the server."""
+    write_date(place / "a.tif", 1)
+    said = item("a.tif", "a.tif", "a.tif")
+    for asset in said["assets"].values():
+        asset.update(change)
+    (place / "item.json").write_text(json.dumps(said))
+    answer = opening(server, f"{place.name}/item.json")
+    if answer.status_code == 201:
+        answer = server.client.get(f"/scenes/{answer.json()['id']}")
+    assert answer.status_code in (403, 404, 422), answer.text
+
+
+@pytest.mark.parametrize("where", ["asset", "properties"])
+def test_a_reference_system_that_is_an_address_or_a_file(server, place, outside, canary, where):
+    """GDAL would fetch it, past all lists of hosts: found for items whose files are at an allowed host."""
+    (outside / "system.prj").write_text('LOCAL_CS["the secret outside"]')
+    write_date(place / "a.tif", 1)
+    for code in (f"{canary.url}/crs", f"/vsicurl/{canary.url}/crs", str(outside / "system.prj"), "ESRI::x", 5, ["a"]):
+        said = item("a.tif", "a.tif", "a.tif")
+        for one in said["assets"].values() if where == "asset" else [said["properties"]]:
+            one.update({"proj:code": code, "proj:shape": [64, 64], "proj:transform": [10, 0, 0, 0, -10, 0]})
+        (place / "item.json").write_text(json.dumps(said))
+        assert opening(server, f"{place.name}/item.json").status_code == 403, code
+    assert canary.calls == []
+
+
+def test_a_place_that_does_not_exist_is_no_failure(server, place):
+    import rasterio
+
+    write_date(place / "S2_2022-03-10.tif", 1, transform=rasterio.Affine(10, 0, 6e12, 0, -10, 5e13))
+    scene = opening(server, place.name).json()["id"]
+    said = server.client.get(f"/scenes/{scene}/values", params={"column": 1, "row": 1})
+    assert said.status_code == 200
+    assert said.json()["place"] is None
+    assert server.client.get(f"/scenes/{scene}/mercator").status_code == 404
+
+
+def test_a_mask_that_fetches_its_weights_is_refused(server):
+    asked = {"inputs": {"paths": ["small"], "mask": "omnicloudmask"}}
+    answer = server.client.post("/processes/remove-clouds/execution", json=asked)
+    assert answer.status_code == 403
+    assert "--allow-remote" in answer.json()["detail"]
+
+
 def test_a_product_with_a_link_that_leads_out(server, place, outside):
     product = place / "S2A_MSIL2A_20220310T103749_N0400_R008_T32TMS_20220310T150000.SAFE"
     (product / "GRANULE").mkdir(parents=True)
@@ -379,8 +462,9 @@ SECOND_WALL = """
 import sys
 from sader.viewer.confine import confine
 from sader.viewer.paths import DataFolder
+from sader.viewer.settings import Limits
 from sader.errors import SaderError
-confine(DataFolder(sys.argv[1]), ())
+confine(DataFolder(sys.argv[1]), (), Limits())
 import rasterio
 for name in sys.argv[2:]:
     try:
@@ -408,6 +492,18 @@ def test_whatever_opens_a_raster_in_a_child_is_confined(server, outside, canary,
     assert [line.split()[0] for line in lines[: len(evil)]] == ["refused"] * len(evil), done.stdout
     assert lines[len(evil)] == f"OPENED {inside}"
     assert canary.calls == []
+
+
+def test_a_bomb_is_refused_by_whatever_opens_it(server, tmp_path):
+    """A file of an allowed host is not looked at before: the second wall has the limits too."""
+    path = bomb(server.data / "bomb.tif", width=400_000, height=400_000, count=1, tiled=True, BIGTIFF="YES",
+                blockxsize=4096, blockysize=4096)  # fmt: skip
+    done = subprocess.run(
+        [sys.executable, "-c", SECOND_WALL, str(server.data), str(path)],
+        env=child_environment(os.environ, ()), capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    path.unlink()
+    assert done.stdout == "refused TooLargeError\n"
 
 
 def test_a_child_knows_no_token_and_no_cloud_account():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import http.client
 import json
 import logging
@@ -51,6 +52,26 @@ def test_other_names_are_not_answered(server, name):
 def test_names_of_this_machine_are_answered(server, name):
     port = host_of(server.url).rsplit(":", 1)[1]
     assert raw(server.url, "GET", "/conformance", [("Host", f"{name}:{port}")])[0] == 200
+
+
+@pytest.mark.parametrize(
+    "name", ["localhost:80/evil", "localhost:80@evil.example", "localhost:", "localhost:x", "[::1", "[::1]evil", "a b"]
+)
+def test_a_host_is_a_name_and_a_port(server, name):
+    """Links of the answers are made from it."""
+    status, _, body = raw(server.url, "GET", "/?f=json", [("Host", name)])
+    assert status in (400, 421)
+    assert b"links" not in body
+
+
+def test_huge_headers_are_refused_and_the_server_lives(server):
+    own = ("Host", host_of(server.url))
+    for headers in ([("X", "a" * 2**20)], [(f"X-{n}", "a") for n in range(50_000)]):
+        with contextlib.suppress(OSError):  # it hung up in the middle
+            assert raw(server.url, "GET", "/conformance", [own, *headers])[0] in (400, 431)
+    with contextlib.suppress(OSError):
+        assert raw(server.url, "GET", "/" + "a" * 2**20, [own])[0] in (400, 414)
+    assert server.client.get("/conformance").status_code == 200
 
 
 def test_two_hosts_are_refused(server):

@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-import base64
-import io
 import json
-import shutil
-import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -15,26 +11,10 @@ import pytest
 
 from sader.viewer.settings import ServeSettings
 
+from .browsing import drawn, until, upload, watched
 from .conftest import LIMITS, Running, serving, write_date, write_scene
 
-CHROMIUM = next(
-    (path for name in ("chromium", "chromium-browser", "google-chrome") if (path := shutil.which(name))), None
-)
-playwright_api = pytest.importorskip(
-    "playwright.sync_api", reason="the browser tests need playwright: pip install playwright"
-)
-pytestmark = pytest.mark.skipif(
-    CHROMIUM is None, reason="no Chromium found: the browser tests were not run (Debian: apt install chromium)"
-)
 TOKEN = "a-token-for-the-browser-tests"
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Any]:
-    with playwright_api.sync_playwright() as driver:
-        opened = driver.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
-        yield opened
-        opened.close()
 
 
 @pytest.fixture
@@ -46,43 +26,6 @@ def page(browser: Any, server: Running) -> Iterator[Any]:
 @pytest.fixture
 def phone(browser: Any, server: Running) -> Iterator[Any]:
     yield from watched(browser, server, width=390, height=800)
-
-
-def watched(browser: Any, server: Running, **size: int) -> Iterator[Any]:
-    made = browser.new_page(viewport=size, accept_downloads=True)
-    errors, far = [], []
-    made.on("pageerror", lambda error: errors.append(str(error)))
-    made.on("request", lambda request: far.append(request.url) if not request.url.startswith(server.url) else None)
-    made.goto(server.url)
-    made.wait_for_selector("body[data-ready]")
-    yield made
-    made.close()
-    assert errors == []
-    assert [url for url in far if not url.startswith(("data:", "blob:"))] == []  # it works offline
-
-
-def until(page: Any, condition: str, seconds: float = 30) -> None:
-    """Wait for a condition (the page's own policy forbids Playwright to do so inside it)."""
-    end = time.monotonic() + seconds
-    while not page.evaluate(condition):
-        assert time.monotonic() < end, f"never true: {condition}"
-        time.sleep(0.05)
-
-
-def upload(page: Any, paths: list[Any]) -> None:
-    page.set_input_files("#files", [str(path) for path in paths])
-    page.wait_for_selector("#film button")
-
-
-def drawn(page: Any) -> np.ndarray:
-    """What the canvas shows, (H, W, 4)."""
-    from PIL import Image
-
-    until(page, "document.getElementById('map').dataset.drawn > 0")
-    page.wait_for_load_state("networkidle")
-    page.wait_for_timeout(150)
-    data = page.evaluate("document.getElementById('map').toDataURL('image/png').split(',')[1]")
-    return np.asarray(Image.open(io.BytesIO(base64.b64decode(data))).convert("RGBA")).astype(int)
 
 
 def remove_clouds(page: Any) -> None:
@@ -137,7 +80,7 @@ def test_upload_run_swipe_overlay_values_download(page, tmp_path):
     page.mouse.move(box["x"] + box["width"] / 2 + 60, box["y"] + box["height"] / 2 + 30)
     page.wait_for_selector("#values table")
     assert "EPSG:32632" in page.inner_text("#place")
-    assert "°" in page.inner_text("#place")
+    until(page, "document.getElementById('place').textContent.includes('°')")  # the server's answer for this pixel
     assert page.locator("#values tbody tr").count() == 3
     assert "Result" in page.inner_text("#values")
 
@@ -242,6 +185,95 @@ def test_everything_can_be_reached_by_keyboard_and_has_a_name(page, finished):
     assert np.abs(drawn(page) - before).max() <= 2
 
 
+def spoken(page: Any) -> list[tuple[str, str, bool]]:
+    """(role, name, can be focused) of everything in the accessibility tree: what a screen reader is told."""
+    session = page.context.new_cdp_session(page)
+    nodes = session.send("Accessibility.getFullAXTree")["nodes"]
+    session.detach()
+    found = []
+    for node in nodes:
+        if not node.get("ignored"):
+            facts = {one["name"]: one["value"].get("value") for one in node.get("properties", [])}
+            name = node.get("name", {}).get("value", "")
+            found.append((node["role"]["value"], name, bool(facts.get("focusable"))))
+    return found
+
+
+def test_what_a_screen_reader_is_told(page, finished):
+    _, job = finished
+    page.goto(f"{page.url.split('#')[0]}#job={job}")
+    page.reload()
+    page.wait_for_selector("#get-clear")
+    page.wait_for_selector("#film meter")
+    tree = spoken(page)
+    nameless = [node for node in tree if node[2] and not node[1].strip() and node[0] not in ("RootWebArea", "generic")]
+    assert nameless == []
+    roles = {role for role, _, _ in tree}
+    assert {"main", "banner", "complementary", "heading", "slider", "application", "status"} <= roles
+    assert any(role == "button" and "percent hidden" in name for role, name, _ in tree)
+    # The mouse makes no reader talk; keys do, and say what is under the middle of the image.
+    box = page.locator("#map").bounding_box()
+    page.mouse.move(box["x"] + box["width"] / 2 + 90, box["y"] + 90)
+    page.wait_for_selector("#values table")
+    assert page.text_content("#spoken") == ""
+    page.focus("#map")
+    page.keyboard.press("+")
+    until(page, "document.getElementById('spoken').textContent.includes('B04')")
+    assert page.text_content("#spoken").startswith("column ")
+    # What has the focus is seen to have it.
+    for name in ("#run", "#handle", "#left", "#background", "#map"):
+        page.focus(name)
+        page.keyboard.press("Shift")  # the browser draws the ring for who uses the keyboard
+        style = "(node) => [getComputedStyle(node).outlineStyle, parseFloat(getComputedStyle(node).outlineWidth)]"
+        kind, width = page.locator(name).evaluate(style)
+        assert kind != "none", name
+        assert width >= 2, name
+
+
+def test_the_focus_and_the_progress_of_a_run_by_keyboard(page):
+    page.click("#browse")
+    page.get_by_label("wide/").check()
+    page.click("#open-paths")
+    page.wait_for_selector("#film meter")
+    page.route("**/execution", lambda route: route.continue_(post_data=small_tiles(route.request.post_data)))
+    page.focus("#run")
+    page.keyboard.press("Enter")
+    until(page, "document.activeElement.id === 'cancel'")  # not lost with the button that rests
+    until(page, "document.getElementById('progress-spoken').textContent.includes('percent')")
+    assert page.get_attribute("#progress-spoken", "role") == "status"
+    assert page.get_attribute("#progress-text", "role") is None  # it changes with every second
+    page.keyboard.press("Enter")  # cancel
+    until(page, "document.getElementById('result-text').textContent.startsWith('Cancelled')")
+    until(page, "document.activeElement.id === 'run'")
+
+
+def luminance(colour: str) -> float:
+    """Relative luminance of "#rrggbb" (WCAG 2.2)."""
+    parts = [int(colour[at : at + 2], 16) / 255 for at in (1, 3, 5)]
+    red, green, blue = (part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in parts)
+    return 0.2126 * red + 0.7152 * green + 0.0722 * blue
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_colours_have_enough_contrast(page, scheme):
+    page.emulate_media(color_scheme=scheme)
+    names = ("ink", "muted", "paper", "card", "accent", "accent-ink", "soft", "bad", "bad-soft", "focus", "edge")
+    read = "(name) => getComputedStyle(document.documentElement).getPropertyValue(`--${name}`).trim()"
+    colour = {name: page.evaluate(read, name) for name in names}
+
+    def contrast(one: str, other: str) -> float:
+        high, low = sorted((luminance(colour[one]), luminance(colour[other])), reverse=True)
+        return (high + 0.05) / (low + 0.05)
+
+    for text, ground in (
+        ("ink", "card"), ("ink", "paper"), ("muted", "card"), ("muted", "paper"), ("muted", "soft"), ("accent", "card"),
+        ("accent-ink", "accent"), ("bad", "bad-soft"), ("accent", "soft"), ("bad", "card"),
+    ):  # fmt: skip
+        assert contrast(text, ground) >= 4.5, (text, ground)
+    for line, ground in (("focus", "card"), ("focus", "paper"), ("edge", "card"), ("edge", "paper")):
+        assert contrast(line, ground) >= 3, (line, ground)
+
+
 def test_a_window_of_390_pixels(phone, finished):
     _, job = finished
     phone.goto(f"{phone.url.split('#')[0]}#job={job}")
@@ -297,4 +329,53 @@ def test_another_site_cannot_use_the_server_of_this_browser(browser, server, tmp
     }"""
     assert page.evaluate(program, server.url) in (["opaque", "blocked", "blocked"], ["blocked", "blocked", "blocked"])
     assert len(server.service.scenes.all()) == before
+    page.close()
+
+
+EVIL = '<img src=x onerror="window.evil=1">'
+
+
+def test_names_of_files_and_bands_are_text_on_the_page(page, server, tmp_path):
+    """Whoever names a file does not write the page."""
+    for number, name in enumerate((f"{EVIL}_2022-03-10.tif", "'\"><script>window.evil=1<_script>_2022-03-15.tif")):
+        write_date(server.data / EVIL / name, number)
+    page.click("#browse")
+    page.get_by_label(f"{EVIL}/").check()
+    page.click("#open-paths")
+    page.wait_for_selector("#film meter")
+    assert page.inner_text("#scene-title") == EVIL
+    titles = [button.get_attribute("title") for button in page.locator("#film button").all()]
+    assert f"{EVIL}_2022-03-10.tif" in titles
+    remove_clouds(page)
+    import rasterio
+
+    path = write_date(tmp_path / "a_2022-03-10.tif", 1)
+    with rasterio.open(path, "r+") as dataset:
+        dataset.descriptions = (EVIL, "B03", "B04", "B08")
+    page.set_input_files("#files", str(path))
+    until(page, "document.getElementById('scene-title').textContent === 'Uploaded scene'")
+    page.goto(f"{server.url}/#job=<img src=x onerror=window.evil=1>")
+    page.reload()
+    page.wait_for_selector("#error:not([hidden])")
+    assert page.evaluate("window.evil") is None
+    assert page.locator("img[src=x], #film script").count() == 0
+
+
+def test_names_of_files_are_text_in_a_report(browser, tmp_path):
+    """The report has no policy of a server: escaping is all that stands between a name and a script."""
+    from sader.cli import main
+
+    files = [write_date(tmp_path / f"{EVIL}_2022-03-{10 + n}.tif", n) for n in range(2)]
+    out = tmp_path / "clear.tif"
+    with pytest.raises(SystemExit) as ended:
+        main(["remove", *map(str, files), "-o", str(out), "--report", str(tmp_path / "r.html")])
+    assert not ended.value.code
+    page = browser.new_page()
+    far: list[str] = []
+    page.on("request", lambda request: far.append(request.url))
+    page.goto((tmp_path / "r.html").as_uri())
+    assert page.evaluate("window.evil") is None
+    assert page.locator("img[src=x]").count() == 0
+    assert EVIL in page.inner_text("body")
+    assert [url for url in far if not url.startswith(("data:", "file:"))] == []
     page.close()

@@ -82,6 +82,17 @@ def test_progress_counts_layers_and_never_claims_what_is_not_done():
     assert told[-1] == 1
 
 
+def test_what_comes_before_the_first_tile_of_many_is_not_all_of_the_work():
+    """A large scene is looked at as a whole first; the bar must not run to its end then and stand still."""
+    told: list[float] = []
+    progress = LayerProgress(10, 1, told.append, total=36)
+    for _ in range(500):
+        progress.layer()
+    assert told[-1] < 1 / 36
+    progress.tiles(18, 36)
+    assert told[-1] == 0.5
+
+
 def test_layers_are_counted_only_meanwhile():
     import torch
 

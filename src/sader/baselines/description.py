@@ -45,6 +45,8 @@ class RivalInfo:
     gmacs_sample: float
     """The whole prediction of one image."""
     evaluations: int
+    note: str = ""
+    """What a reader of these figures should know."""
     card: dict[str, Any] = field(default_factory=dict)
 
     def as_dict(self) -> dict[str, Any]:
@@ -66,6 +68,7 @@ class RivalInfo:
             ("GMAC per forward", f"{self.gmacs_forward:.2f} ({case}; {_paper(self.paper_gmacs, '')})"),
             ("GMAC per sample", f"{self.gmacs_sample:.2f} ({times})"),
         ]
+        rows += [("note", self.note)] if self.note else []
         return rows + [(key.replace("_", " "), str(value)) for key, value in self.card.items()]
 
 
@@ -98,6 +101,7 @@ def describe_rival(
         gmacs_forward=forward / 1e9,
         gmacs_sample=sample / 1e9,
         evaluations=rival.evaluations,
+        note=system.note,
         card=card or {},
     )
 

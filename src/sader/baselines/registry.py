@@ -84,4 +84,6 @@ def build_rival(config: RivalModelConfig) -> Rival:
             f"{config.system} was given a {type(config.network).__name__}; expected {system.config.__name__}. "
             f"Start from rival_config({config.system!r})."
         )
-    return system.network(config.network)
+    rival = system.network(config.network)
+    rival.recordable = system.recordable
+    return rival

@@ -6,6 +6,7 @@ alone, so a resumed run sees the same batches. Decisions are in `plan.py`, cloud
 
 from __future__ import annotations
 
+import functools
 import os
 from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -168,7 +169,7 @@ class SeriesMaker:
         images, labels = bank.windows(frames, each(plan.y), each(plan.x), each(plan.symmetry), plan.side)
         images, labels = _coarser(images, labels, crop)
         bands = bank.band_present[torch.from_numpy(bank.catalogue.record[plan.target]).to(device)]
-        images = self._jittered(images, b, t, generator)
+        images = self._recoloured(images, bands, t, generator)
         clear, target_labels = images[b * t :], labels[b * t :]
         cloudy, labels = images[: b * t].view(b, t, *images.shape[1:]), labels[: b * t].view(b, t, crop, crop)
         reference = torch.from_numpy(plan.reference).to(device)
@@ -210,14 +211,27 @@ class SeriesMaker:
             band_present=bands,
         )
 
-    def _jittered(self, images: Tensor, b: int, t: int, generator: torch.Generator) -> Tensor:
-        """Return the images (B * T inputs, then B targets) with one gain per series and band."""
-        c = images.shape[1]
-        size = self.settings.jitter
-        gain = size * torch.randn(b, 1, generator=generator, device=images.device)
-        gain = gain + size / 3 * torch.randn(b, c, generator=generator, device=images.device)
-        gain = torch.cat([gain.repeat_interleave(t, 0), gain]).exp()
-        return (images * gain[:, :, None, None]).clamp(0, 1)
+    def _recoloured(self, images: Tensor, present: Tensor, t: int, generator: torch.Generator) -> Tensor:
+        """Return the images (B * T inputs, then B targets) in the colours of another land, the same for all dates.
+
+        present: bool (B, C). Few places teach a network their colours by heart. Bands are mixed with weights that add
+        up to 1, so that grey stays grey and clouds stay white; then comes one gain per series and band.
+        """
+        b, c = present.shape
+        device, settings = images.device, self.settings
+        scores = 2 * torch.randn(b, c, c, generator=generator, device=device)
+        chosen = scores.masked_fill(~present[:, None, :], -torch.inf).softmax(dim=2).nan_to_num(0.0)
+        amount = settings.mixing * torch.rand(b, 1, 1, generator=generator, device=device)
+        amount = amount * (torch.rand(b, 1, 1, generator=generator, device=device) < settings.mixed)
+        mixer = (1 - amount) * torch.eye(c, device=device) + amount * chosen
+        mixer = torch.where(present[:, :, None], mixer, torch.eye(c, device=device))
+        gain = settings.jitter * torch.randn(b, 1, generator=generator, device=device)
+        gain = gain + settings.jitter / 3 * torch.randn(b, c, generator=generator, device=device)
+        mixer = mixer * gain.exp()[:, :, None]
+        mixer = torch.cat([mixer.repeat_interleave(t, 0), mixer])
+        # Products and sums: a matrix product would be rounded to TF32 on a GPU.
+        parts = (mixer[:, :, band, None, None] * images[:, band, None] for band in range(c))
+        return functools.reduce(torch.add, parts).clamp(0, 1)
 
     def _clouded(
         self, cloudy: Tensor, labels: Tensor, valid: Tensor, plan: Plan, generator: torch.Generator

@@ -75,6 +75,10 @@ class MakerSettings:
     """Range of that factor; finer is not offered, since interpolation would teach blur."""
     jitter: float = 0.06
     """Common change of brightness of a whole series, standard deviation in the logarithm; a third of it per band."""
+    mixed: float = 0.0
+    """Chance that a series gets the colours of another land: each band mixed with others, the same for all dates."""
+    mixing: float = 0.4
+    """Most of the other bands in such a mixture."""
     feather: tuple[float, float] = (0.0, 3.0)
     """Range in pixels of the soft edge of pasted clouds."""
     band_dropout: tuple[tuple[tuple[str, ...], float], ...] = (

@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
+from zipfile import BadZipFile
 
 import numpy as np
 
@@ -96,7 +97,7 @@ def merge_benches(benches: Sequence[Bench]) -> Bench:
     return Bench(
         rows=[row for bench in benches for row in bench.rows],
         costs={name: cost for bench in benches for name, cost in bench.costs.items()},
-        examples=benches[0].examples,
+        examples=next((bench.examples for bench in benches if bench.examples), []),
         predictions={name: images for bench in benches for name, images in bench.predictions.items()},
         facts=dict(benches[0].facts),
     )
@@ -125,20 +126,30 @@ def save_bench(bench: Bench, folder: Path) -> None:
 
 
 def load_bench(folder: Path) -> Bench | None:
-    """Return the bench of a folder, or None where there is none or only part of one."""
+    """Return the bench of a folder, or None where there is none or only part of one.
+
+    Without its examples.npz (left out of an archive) the scores stand, and there is nothing to draw.
+    """
     try:
         plain = json.loads((folder / "bench.json").read_text(encoding="utf-8"))
-        with np.load(folder / "examples.npz", allow_pickle=False) as arrays:
-            examples = [
-                Example(e["name"], tuple(e["bands"]), arrays[f"cloudy/{k}"], arrays[f"target/{k}"], e["reference"])
-                for k, e in enumerate(plain["examples"])
-            ]
-            predictions = {
-                name: [arrays[f"image/{place}/{k}"] for k in range(len(examples))]
-                for place, name in enumerate(plain["predictions"])
-            }
+        examples, predictions = _load_examples(folder / "examples.npz", plain)
         rows = [Row(**row) for row in plain["rows"]]
         costs = {name: MethodCost(**cost) for name, cost in plain["costs"].items()}
-    except (OSError, ValueError, KeyError, TypeError):
+    except (OSError, ValueError, KeyError, TypeError, BadZipFile):
         return None
     return Bench(rows, costs, examples, predictions, plain.get("facts", {}))
+
+
+def _load_examples(file: Path, plain: Mapping[str, Any]) -> tuple[list[Example], dict[str, list[np.ndarray]]]:
+    if not file.is_file():
+        return [], {}
+    with np.load(file, allow_pickle=False) as arrays:
+        examples = [
+            Example(e["name"], tuple(e["bands"]), arrays[f"cloudy/{k}"], arrays[f"target/{k}"], e["reference"])
+            for k, e in enumerate(plain["examples"])
+        ]
+        predictions = {
+            name: [arrays[f"image/{place}/{k}"] for k in range(len(examples))]
+            for place, name in enumerate(plain["predictions"])
+        }
+    return examples, predictions

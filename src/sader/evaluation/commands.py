@@ -142,8 +142,16 @@ def register(app: Any) -> None:
         only: Annotated[list[str] | None, typer.Option(help="Run only this row; repeatable.")] = None,
         report_only: Annotated[bool, typer.Option("--report-only", help="Only write what has been run.")] = False,
         isolate: Annotated[
-            bool | None, typer.Option("--isolate/--no-isolate", help="One process per row; default unless --tiny.")
+            bool | None, typer.Option("--isolate/--no-isolate", help="Work in processes apart; default unless --tiny.")
         ] = None,
+        workers: Annotated[int, typer.Option(min=1, help="Systems trained at the same time.")] = 1,
+        scorers: Annotated[
+            int | None, typer.Option(min=0, help="Processes that only score; default half of --workers.")
+        ] = None,
+        deadline: Annotated[
+            float | None, typer.Option(help="Seconds after which all is stopped and the tables are written.")
+        ] = None,
+        archive: Annotated[bool, typer.Option("--archive", help="Also write results.tgz, without weights.")] = False,
         sampler: Annotated[str, typer.Option(help="leak_free or published.")] = "leak_free",
         split: Annotated[str, typer.Option(help="Split that is scored.")] = "test",
         lists: Annotated[str | None, typer.Option(help="Split lists: folder, frozen, hash, or a file.")] = None,
@@ -170,7 +178,8 @@ def register(app: Any) -> None:
             tables=tuple(tables or ()), data=tuple(data or ()), validation=tuple(validation or ()), out=out,
             seconds=seconds, steps=steps, tiny=tiny, only=tuple(only or ()), report_only=report_only, isolate=isolate,
             sampler=sampler, split=split, lists=lists, partial=partial, coverage=coverage, limit=limit, lpips=lpips,
-            examples=examples, seed=seed, overrides=tuple(set_ or ()),
+            examples=examples, seed=seed, overrides=tuple(set_ or ()), workers=workers, scorers=scorers,
+            deadline=deadline, archive=archive,
         )  # fmt: skip
         outcome = run_reproduce(request, lambda text: typer.echo(text, err=True))
         for text in outcome.texts:

@@ -131,13 +131,38 @@ def _plot(
         corners = [place(point) for point in pareto_front(group, cost=cost)]
         for start, end in pairwise(corners):
             _dashes(draw, start, end, ink)
-    for k, point in enumerate(points):
-        x, y = place(point)
-        radius = 5 + 3 * math.log10(1 + max(point.gmacs, 0.0))
+    marks = [(*place(point), 5 + 3 * math.log10(1 + max(point.gmacs, 0.0))) for point in points]
+    for point, (x, y, radius) in zip(points, marks, strict=True):
         colour = colours[point.name]
         fill = None if point.published else colour
         draw.ellipse((x - radius, y - radius, x + radius, y + radius), fill=fill, outline=colour, width=2)
-        draw.text((x + radius + 2, y - 7), str(k + 1), fill=INK, font=small)
+    for k, corner in enumerate(_label_corners(marks)):
+        draw.text(corner, str(k + 1), fill=INK, font=small)
+
+
+def _label_corners(marks: Sequence[tuple[float, float, float]]) -> list[tuple[float, float]]:
+    """Return the upper left corner of each mark's number: the nearest place beside it that is still free."""
+    wide, high = 15, 14
+    taken = [(x - r, y - r, x + r, y + r) for x, y, r in marks]
+    corners = []
+    for x, y, r in marks:
+        around = [
+            (x + (r + 2 + ring) * right - wide / 2 + wide / 2 * right, y + (r + 7 + ring) * down - high / 2)
+            for ring in (0, 10, 20, 30)
+            for right, down in ((1, 0), (-1, 0), (0, -1), (0, 1), (0.8, -0.8), (0.8, 0.8), (-0.8, -0.8), (-0.8, 0.8))
+        ]
+
+        def overlap(corner: tuple[float, float]) -> float:
+            left, top = corner
+            return sum(
+                max(0.0, min(left + wide, c) - max(left, a)) * max(0.0, min(top + high, d) - max(top, b))
+                for a, b, c, d in taken
+            )
+
+        best = min(around, key=overlap)  # the first of the freest: positions are in order of nearness
+        corners.append(best)
+        taken.append((best[0], best[1], best[0] + wide, best[1] + high))
+    return corners
 
 
 def _ticks(low: float, high: float) -> list[float]:

@@ -18,6 +18,12 @@ from sader.evaluation import published as paper
 HERE = "here"
 """The dataset name of shards given with --data and --validation."""
 CONTROL = "flat_colour_of_truth"
+SYSTEMS, ABLATIONS, SAMPLING = "Systems", "Ablations", "Sampling of the same weights"
+"""Parts of the table of `here`."""
+FIGURE_CLASSICAL = ("masked_median", "matched_mosaic", "ridge_blend", "local_ridge_blend")
+"""The classical methods that stand in the figures of `here`, where all would crowd out the systems."""
+SLOW_STEPS = {"seqdms": "10"}
+"""Fewer sampling steps in `here`: SeqDMs' 50 of 708 GMAC each would take longer to score than to train."""
 
 
 @dataclass(frozen=True)
@@ -45,6 +51,8 @@ class PlanRow:
     """Sampling, such as 4+1; None = the model's own."""
     guide: str | None = None
     """Guide of the resampling: mae, conv, mean or none; None = the model's own."""
+    group: str = ""
+    """Part of a long table; figures show `SYSTEMS` and rows without a group."""
 
 
 @dataclass(frozen=True)
@@ -147,6 +155,10 @@ def _guides(dataset: str) -> tuple[PlanRow, ...]:
     return (first, *(PlanRow(name, f"{steps}, guide {kind}", run, steps=steps, guide=kind) for name, kind in kinds))
 
 
+HERE_LAST = ("mcgan", "ae", "cyclegan", "stgan", "seqdms", "ddpmcr", "ctgan")
+"""Rivals that `here` trains last, the largest at the end: a deadline leaves out the costliest."""
+
+
 def _here() -> tuple[PlanRow, ...]:
     """The experiment on shards, the same seconds for every run.
 
@@ -159,37 +171,40 @@ def _here() -> tuple[PlanRow, ...]:
         return RunSpec(f"{base.name}-{name}", base.base, (*base.overrides, *overrides))
 
     first = ("emrdm", "diffcr", "uncrtaints", "pmaa", "crtsnet", "pix2pix")
-    rest = [name for name in RIVALS if name not in first]
-    paper_small = "paper's method, small"
+    rest = sorted((name for name in RIVALS if name not in first), key=HERE_LAST.index)
+    theirs = "paper's method, small"
+
+    def rival(name: str) -> PlanRow:
+        steps = SLOW_STEPS.get(name)
+        title = RIVALS[name].label + (f", {steps} steps" if steps else "")
+        return PlanRow(name, title, RunSpec(name, name), steps=steps, group=SYSTEMS)
+
+    def ablation(name: str, title: str, base: RunSpec, changes: tuple[str, ...], steps: str | None) -> PlanRow:
+        return PlanRow(name, title, changed(base, name.split("-", 1)[1], changes), steps=steps, group=ABLATIONS)
+
     return (
-        PlanRow("small", "SADER small", small),
-        PlanRow("small-no-tfblock", "SADER small without TFBlock", changed(small, "no-tfblock", _NO_FUSION)),
-        PlanRow("small-no-hablock", "SADER small without HABlock", changed(small, "no-hablock", _NO_HYBRID)),
-        *(PlanRow(f"small-{s}", f"SADER small {s}", small, steps=s, guide="mae") for s in ("4+0", "4+1", "5+1")),
-        PlanRow("paper-small", paper_small, own, steps="4+1", guide="mae"),
-        PlanRow(
-            "paper-no-tfblock", f"{paper_small}, without TFBlock", changed(own, "no-tfblock", _NO_FUSION), steps="5"
-        ),
-        PlanRow(
-            "paper-no-hablock", f"{paper_small}, without HABlock", changed(own, "no-hablock", _NO_HYBRID), steps="5"
-        ),
-        PlanRow("paper-mse", f"{paper_small}, MSE loss", changed(own, "mse", _MSE), steps="5"),
-        PlanRow(
-            "paper-no-cloud-free", f"{paper_small}, no cloud-free term", changed(own, "no-clear", _NO_CLEAR), steps="5"
-        ),
-        PlanRow(
-            "paper-no-brightness",
-            f"{paper_small}, no brightness term",
-            changed(own, "no-bright", _NO_BRIGHTNESS),
-            steps="5",
-        ),
-        *(PlanRow(f"paper-{s}", f"{paper_small}, {s}", own, steps=s, guide="mae") for s in ("5+0", "4+0", "5+1")),
+        PlanRow("classical", "classical methods and controls", methods=(*CLASSICAL, CONTROL), group=SYSTEMS),
+        PlanRow("small", "SADER small", small, group=SYSTEMS),
+        PlanRow("paper-small", theirs, own, steps="4+1", guide="mae", group=SYSTEMS),
+        *(rival(name) for name in first),
+        ablation("small-no-tfblock", "SADER small without TFBlock", small, _NO_FUSION, None),
+        ablation("small-no-hablock", "SADER small without HABlock", small, _NO_HYBRID, None),
+        PlanRow("paper-5+0", f"{theirs}, 5 steps", own, steps="5+0", group=ABLATIONS),
+        ablation("paper-no-tfblock", f"{theirs}, 5 steps, without TFBlock", own, _NO_FUSION, "5"),
+        ablation("paper-no-hablock", f"{theirs}, 5 steps, without HABlock", own, _NO_HYBRID, "5"),
+        ablation("paper-mse", f"{theirs}, 5 steps, MSE loss", own, _MSE, "5"),
+        ablation("paper-no-cloud-free", f"{theirs}, 5 steps, no cloud-free term", own, _NO_CLEAR, "5"),
+        ablation("paper-no-brightness", f"{theirs}, 5 steps, no brightness term", own, _NO_BRIGHTNESS, "5"),
         *(
-            PlanRow(f"paper-guide-{kind}", f"{paper_small}, 4+1, guide {kind}", own, steps="4+1", guide=kind)
+            PlanRow(f"small-{s}", f"SADER small, {s}", small, steps=s, guide="mae", group=SAMPLING)
+            for s in ("4+0", "4+1", "5+1")
+        ),
+        *(PlanRow(f"paper-{s}", f"{theirs}, {s}", own, steps=s, guide="mae", group=SAMPLING) for s in ("4+0", "5+1")),
+        *(
+            PlanRow(f"paper-guide-{kind}", f"{theirs}, 4+1, guide {kind}", own, steps="4+1", guide=kind, group=SAMPLING)
             for kind in ("none", "mean", "conv")
         ),
-        *(PlanRow(name, RIVALS[name].label, RunSpec(name, name)) for name in (*first, *rest)),
-        _classical(),
+        *(rival(name) for name in rest),
     )
 
 

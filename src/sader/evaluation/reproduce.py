@@ -1,30 +1,44 @@
 """`sader reproduce TABLE`: the paper's tables and figures as a plan that trains, scores, resumes and prints.
 
 Each row is trained and scored on its own (`rows.py`); tables are merged from the folders of the rows, so that rows may
-run in any order, in several processes, and be killed. `python -m sader.evaluation.reproduce` needs no Typer.
+run in any order, in several processes (`pool.py`), and be killed. `python -m sader.evaluation.reproduce` needs no
+Typer.
 """
 
 from __future__ import annotations
 
 import argparse
-import subprocess
 import sys
+import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
+from typing import Any
 
 from sader.data.datasets import DATASETS, recognise
 from sader.errors import ConfigError, DataError, SaderError, did_you_mean
 from sader.evaluation import published as paper
+from sader.evaluation.archive import write_archive
 from sader.evaluation.outcome import write_complexity, write_outcome
 from sader.evaluation.plans import HERE, TABLES, PlanRow, Table, chosen_rows, get_tables
-from sader.evaluation.rows import Setting, check_setting, made_setting, run_row, training_shards
+from sader.evaluation.pool import STOPPED, Plan, Task, run_tasks, serve
+from sader.evaluation.rows import note_failure, run_row
+from sader.evaluation.setting import Conditions, Setting, check_setting, made_setting
+from sader.evaluation.training import (
+    GUIDE_SHARE,
+    guide_name,
+    needed_guide,
+    train_guide,
+    train_run,
+    training_shards,
+)
 
 Say = Callable[[str], None]
+Work = list[tuple[Setting, PlanRow]]
 
 
 @dataclass(frozen=True)
-class ReproduceRequest:
+class ReproduceRequest(Conditions):
     """Which tables from what, within which budget."""
 
     tables: tuple[str, ...]
@@ -34,28 +48,18 @@ class ReproduceRequest:
     validation: tuple[str, ...] = ()
     """With `here`: shards to score on."""
     out: Path = Path("reproduce")
-    seconds: float | None = None
-    """Training time of every system."""
-    steps: int | None = None
-    """Optimiser steps of every system."""
-    tiny: bool = False
-    """Made data and tiny networks."""
     only: tuple[str, ...] = ()
     """Only these rows are run; the table shows all that are there."""
     report_only: bool = False
     """Run nothing, write the tables of what is there."""
     isolate: bool | None = None
-    """One process per row; None: unless tiny."""
-    sampler: str = "leak_free"
-    split: str = "test"
-    lists: str | None = None
-    partial: bool = False
-    coverage: str = "auto"
-    limit: int | None = None
-    lpips: bool | None = None
-    examples: int = 3
-    seed: int = 0
-    overrides: tuple[str, ...] = ()
+    """Work in processes of their own; None: unless tiny with one worker."""
+    scorers: int | None = None
+    """Processes that only score, beside the `workers`; None: half as many."""
+    deadline: float | None = None
+    """Seconds after which nothing is started or left running and the tables are written."""
+    archive: bool = False
+    """Also write results.tgz: tables, figures and scores, without weights."""
 
 
 @dataclass(frozen=True)
@@ -67,6 +71,8 @@ class Outcome:
     """The tables in Markdown."""
     failed: dict[str, str] = field(default_factory=dict)
     """Row -> why it could not be run."""
+    left: list[str] = field(default_factory=list)
+    """Rows that the deadline left out."""
 
 
 def list_plans() -> list[tuple[str, str, list[str]]]:
@@ -84,9 +90,52 @@ def run_reproduce(request: ReproduceRequest, say: Say = lambda text: None) -> Ou
 
     Whatever is wrong with names, folders and files is raised before anything is trained.
     """
+    started = time.monotonic()
+    _check_numbers(request)
     tables = get_tables(request.tables)
     settings = find_settings(request, tables)
-    work: list[tuple[Setting, Table, PlanRow]] = []
+    work = _work(request, tables, settings)
+    outcome = Outcome()
+    if not request.report_only:
+        for setting in settings.values():
+            check_setting(setting)
+            training_shards(setting)  # a broken image is named once and at once, not by every row
+        deadline = None if request.deadline is None else started + request.deadline
+        alone = request.tiny and request.workers == 1 if request.isolate is None else not request.isolate
+        (_run_here if alone else _run_pool)(request, work, outcome, deadline, say)
+    for table in tables:
+        if not table.rows:
+            _add(outcome, write_complexity(request.out / table.name, table))
+        for dataset in table.rows:
+            if dataset in settings:
+                where = request.out / table.name / settings[dataset].label
+                _add(outcome, write_outcome(settings[dataset], table, where))
+    if request.archive:
+        outcome.files.append(write_archive(request.out, [table.name for table in tables]))
+    return outcome
+
+
+def _add(outcome: Outcome, made: tuple[list[Path], str]) -> None:
+    outcome.files.extend(made[0])
+    outcome.texts.append(made[1])
+
+
+def _check_numbers(request: ReproduceRequest) -> None:
+    for name, least in (("steps", 1), ("workers", 1), ("scorers", 0), ("limit", 1), ("examples", 0)):
+        value = getattr(request, name)
+        if value is not None and value < least:
+            raise ConfigError(f"{name} is {value}; expected {least} or more.")
+    for name in ("seconds", "deadline"):
+        value = getattr(request, name)
+        if value is not None and not value > 0:
+            raise ConfigError(f"{name} is {value}; expected more than 0.")
+    if request.isolate is False and request.workers > 1:
+        raise ConfigError(f"--no-isolate with {request.workers} workers; expected 1. Leave one of the two out.")
+
+
+def _work(request: ReproduceRequest, tables: Sequence[Table], settings: dict[str, Setting]) -> Work:
+    """Return the rows to run, each once, in the order of the tables."""
+    work: dict[tuple[str, str], tuple[Setting, PlanRow]] = {}
     unknown = set(request.only)
     for table in tables:
         for dataset in table.rows:
@@ -96,96 +145,117 @@ def run_reproduce(request: ReproduceRequest, say: Say = lambda text: None) -> Ou
             wanted = [name for name in request.only if name in names]
             unknown -= set(wanted)
             if not request.only or wanted:
-                rows = chosen_rows(table, dataset, wanted)
-                work += [(settings[dataset], table, row) for row in rows]
+                for row in chosen_rows(table, dataset, wanted):
+                    work.setdefault((dataset, row.name), (settings[dataset], row))
     if unknown:
         known = {row.name for table in tables for rows in table.rows.values() for row in rows}
         name = sorted(unknown)[0]
         raise ConfigError(f"no row {name!r} in {', '.join(request.tables)}{did_you_mean(name, known)}")
-    outcome = Outcome()
-    if not request.report_only:
-        for setting in settings.values():
-            check_setting(setting)
-            training_shards(setting)  # a broken image is named once and at once, not by every row
-        _run_rows(request, work, outcome, say)
-    for table in tables:
-        if not table.rows:
-            _add(outcome, write_complexity(request.out / table.name, table))
-        for dataset in table.rows:
-            if dataset in settings:
-                where = request.out / table.name / settings[dataset].label
-                _add(outcome, write_outcome(settings[dataset], table, where))
-    return outcome
+    return list(work.values())
 
 
-def _add(outcome: Outcome, made: tuple[list[Path], str]) -> None:
-    outcome.files.extend(made[0])
-    outcome.texts.append(made[1])
+# ---------------------------------------------------------------------------------------------- the rows
 
 
-def _run_rows(
-    request: ReproduceRequest, work: Sequence[tuple[Setting, Table, PlanRow]], outcome: Outcome, say: Say
-) -> None:
-    isolate = (not request.tiny) if request.isolate is None else request.isolate
-    seen: set[tuple[str, str]] = set()
-    for number, (setting, table, row) in enumerate(work, 1):
-        if (setting.label, row.name) in seen:
+def _run_here(request: ReproduceRequest, work: Work, outcome: Outcome, deadline: float | None, say: Say) -> None:
+    """Run one row after another in this process."""
+    for number, (setting, row) in enumerate(work, 1):
+        if deadline is not None and time.monotonic() >= deadline:
+            outcome.left.append(f"{setting.label}/{row.name}")
             continue
-        seen.add((setting.label, row.name))
         say(f"[{number}/{len(work)}] {setting.label} {row.name}: {row.title}")
         try:
-            if isolate:
-                _in_own_process(request, setting, table, row)
-            else:
-                run_row(setting, row)
+            run_row(setting, row)
         except SaderError as error:
-            outcome.failed[f"{setting.label}/{row.name}"] = str(error)
+            _failed(outcome, setting, row, str(error))
             say(f"    failed: {error}")
 
 
-def _in_own_process(request: ReproduceRequest, setting: Setting, table: Table, row: PlanRow) -> None:
-    """Run one row in a process of its own: its memory is given back, and a crash stays its own."""
-    command = [sys.executable, "-m", "sader.evaluation.reproduce", *row_arguments(request, setting, table, row)]
-    done = subprocess.run(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, check=False)
-    if done.returncode:
-        last = [line for line in done.stderr.splitlines() if line.strip()][-1:] or ["no message"]
-        raise DataError(f"its process ended with status {done.returncode}: {last[0][:500]}")
+def _run_pool(request: ReproduceRequest, work: Work, outcome: Outcome, deadline: float | None, say: Say) -> None:
+    """Run the rows in processes of their own: their memory is given back, and a crash stays theirs."""
+    scorers = request.workers // 2 if request.scorers is None else request.scorers
+    command = [sys.executable, "-m", "sader.evaluation.reproduce", "--serve", str(request.workers + scorers)]
+    command += process_arguments(request)
+    plan: Plan = run_tasks(
+        plan_tasks(work), command, out=request.out, workers=request.workers, scorers=scorers, deadline=deadline, say=say
+    )
+    for setting, row in work:
+        if (setting.label, row.name) in plan.errors:
+            _failed(outcome, setting, row, plan.errors[setting.label, row.name])
+    outcome.left.extend(f"{task.label}/{task.row}" for task in plan.left if task.kind == "score")
+    if outcome.left:
+        say(f"{STOPPED}: {', '.join(outcome.left)}. Run the same command again to go on.")
 
 
-def row_arguments(request: ReproduceRequest, setting: Setting, table: Table, row: PlanRow) -> list[str]:
-    """Return the arguments that run one row alone, for another process or machine."""
-    arguments = [table.name, "--only", row.name, "--no-isolate", "--quiet", "--out", str(request.out)]
-    if setting.dataset == HERE and not request.tiny:
-        arguments += [text for path in setting.shards for text in ("--data", path)]
-        arguments += [text for path in setting.validation for text in ("--validation", path)]
-    elif not request.tiny:
-        arguments += ["--data", f"{setting.dataset}:{setting.root}"]
-    values = {
-        "--seconds": request.seconds, "--steps": request.steps, "--sampler": request.sampler, "--split": request.split,
-        "--lists": request.lists, "--coverage": request.coverage, "--limit": request.limit,
-        "--examples": request.examples, "--seed": request.seed,
-    }  # fmt: skip
-    arguments += [text for name, value in values.items() if value is not None for text in (name, str(value))]
-    arguments += [text for change in request.overrides for text in ("--set", change)]
-    arguments += ["--tiny"] * request.tiny + ["--partial"] * request.partial
-    if request.lpips is not None:
-        arguments.append("--lpips" if request.lpips else "--no-lpips")
-    return arguments
+def _failed(outcome: Outcome, setting: Setting, row: PlanRow, reason: str) -> None:
+    outcome.failed[f"{setting.label}/{row.name}"] = reason
+    note_failure(setting, row, reason)
+
+
+def plan_tasks(work: Work) -> list[Task]:
+    """Return what there is to do: each run and each guide once, then the rows that need them."""
+    trained: dict[tuple[str, str], Task] = {}
+    scored: list[Task] = []
+    for setting, row in work:
+        needs: list[str] = []
+        seconds = setting.seconds or 0.0
+        if row.run is not None:
+            name = row.run.name
+            trained.setdefault((setting.label, name), Task("train", setting.label, row.name, name, (), seconds))
+            needs.append(name)
+        guide = needed_guide(setting, row)
+        if guide is not None:
+            name = guide_name(guide[0])
+            share = GUIDE_SHARE if setting.dataset == HERE else 1.0
+            task = Task("guide", setting.label, row.name, name, (), seconds * share)
+            trained.setdefault((setting.label, name), task)
+            needs.append(name)
+        scored.append(Task("score", setting.label, row.name, needs=tuple(needs)))
+    return [*trained.values(), *scored]
+
+
+def process_arguments(request: ReproduceRequest) -> list[str]:
+    """Return the arguments with which another process knows the same rows."""
+    words = [*request.tables, "--out", str(request.out), *request.arguments()]
+    words += [word for path in request.data for word in ("--data", path)]
+    return words + [word for path in request.validation for word in ("--validation", path)]
+
+
+def _serve(request: ReproduceRequest, processes: int) -> None:
+    """Answer tasks of another process (`pool.py`)."""
+    import os
+
+    tables = get_tables(request.tables)
+    settings = {setting.label: setting for setting in find_settings(request, tables).values()}
+    rows = {
+        (setting.label, row.name): row
+        for table in tables
+        for setting in settings.values()
+        for row in table.rows.get(setting.dataset, ())
+    }
+
+    def do(task: dict[str, str]) -> None:
+        setting, row = settings[task["label"]], rows[task["label"], task["row"]]
+        if task["kind"] == "score":
+            run_row(setting, row)
+        elif task["kind"] == "train":
+            assert row.run is not None
+            train_run(setting, row.run)
+        else:
+            guide = needed_guide(setting, row)
+            assert guide is not None
+            train_guide(setting, *guide)
+
+    serve(do, threads=max(1, (os.cpu_count() or 1) // processes))
+
+
+# ---------------------------------------------------------------------------------------------- the data
 
 
 def find_settings(request: ReproduceRequest, tables: Sequence[Table]) -> dict[str, Setting]:
     """Return dataset -> setting for everything the tables can be made of; raise where a table has nothing."""
-    if request.seconds is not None and request.seconds <= 0:
-        raise ConfigError(f"seconds is {request.seconds}; expected more than 0.")
-    if request.steps is not None and request.steps < 1:
-        raise ConfigError(f"steps is {request.steps}; expected 1 or more.")
     wanted = list(dict.fromkeys(dataset for table in tables for dataset in table.rows))
-    first = Setting(
-        dataset="", root=None, out=Path(request.out), seconds=request.seconds, steps=request.steps, tiny=request.tiny,
-        sampler=request.sampler, split=request.split, lists=request.lists, partial=request.partial,
-        coverage=request.coverage, limit=request.limit, lpips=request.lpips, examples=request.examples,
-        seed=request.seed, overrides=request.overrides,
-    )  # fmt: skip
+    first = Setting(dataset="", out=Path(request.out), **request.conditions())
     if request.tiny:
         if request.data or request.validation:
             raise ConfigError("--tiny makes its own data; leave out --data and --validation, or leave out --tiny.")
@@ -229,39 +299,42 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Return the exit status: 0; 1 where a row failed; 2 where the input is at fault."""
     parser = argparse.ArgumentParser(prog="python -m sader.evaluation.reproduce", description=__doc__)
     parser.add_argument("tables", nargs="*", help="tables, figures, here, or all")
-    parser.add_argument("--data", action="append", default=[])
-    parser.add_argument("--validation", action="append", default=[])
-    parser.add_argument("--out", "-o", type=Path, default=Path("reproduce"))
-    parser.add_argument("--seconds", type=float, default=None)
-    parser.add_argument("--steps", type=int, default=None)
-    parser.add_argument("--only", action="append", default=[])
-    parser.add_argument("--sampler", default="leak_free")
-    parser.add_argument("--split", default="test")
-    parser.add_argument("--lists", default=None)
-    parser.add_argument("--coverage", default="auto")
-    parser.add_argument("--limit", type=int, default=None)
-    parser.add_argument("--examples", type=int, default=3)
-    parser.add_argument("--seed", type=int, default=0)
+    for name in ("--data", "--validation", "--only"):
+        parser.add_argument(name, action="append", default=[])
     parser.add_argument("--set", action="append", default=[], dest="overrides")
+    parser.add_argument("--out", "-o", type=Path, default=Path("reproduce"))
+    kinds: dict[str, Any] = {
+        "seconds": float, "steps": int, "limit": int, "examples": int, "seed": int, "workers": int, "scorers": int,
+        "deadline": float, "sampler": str, "split": str, "lists": str, "coverage": str,
+    }  # fmt: skip
+    defaults = {each.name: each.default for each in fields(ReproduceRequest)}
+    for name, kind in kinds.items():
+        parser.add_argument(f"--{name}", type=kind, default=defaults[name])
     parser.add_argument("--isolate", action=argparse.BooleanOptionalAction, default=None)
     parser.add_argument("--lpips", action=argparse.BooleanOptionalAction, default=None)
-    for name in ("--tiny", "--partial", "--report-only", "--quiet", "--list"):
+    for name in ("--tiny", "--partial", "--report-only", "--archive", "--quiet", "--list"):
         parser.add_argument(name, action="store_true")
+    parser.add_argument("--serve", type=int, default=None, help=argparse.SUPPRESS)
     options = vars(parser.parse_args(arguments))
-    quiet, listed = options.pop("quiet"), options.pop("list")
+    quiet, listed, processes = options.pop("quiet"), options.pop("list"), options.pop("serve")
     if listed:
         for name, about, rows in list_plans():
             print(f"{name}: {about}\n  rows: {', '.join(rows) or '-'}")
         return 0
     for name in ("tables", "data", "validation", "only", "overrides"):
         options[name] = tuple(options[name])
+    started = time.monotonic()
 
     def say(text: str) -> None:
         if not quiet:
-            print(text, file=sys.stderr, flush=True)
+            print(f"{time.monotonic() - started:6.0f} s {text}", file=sys.stderr, flush=True)
 
+    request = ReproduceRequest(**options)
     try:
-        outcome = run_reproduce(ReproduceRequest(**options), say)
+        if processes is not None:
+            _serve(request, processes)
+            return 0
+        outcome = run_reproduce(request, say)
     except SaderError as error:
         print(f"{type(error).__name__}: {error}", file=sys.stderr)
         return 2

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -113,14 +113,16 @@ def write_comparison(
     notes: Sequence[str] = (),
     text: str | None = None,
     published: Sequence[Point] = (),
+    shown: Collection[str] | None = None,
 ) -> list[Path]:
     """Write table.md, summary.json, items.csv, pareto.png and qualitative.png; return their paths.
 
     text: the table, where it is not the usual one. published: points of the paper for the Pareto figure.
+    shown: methods in the figures; None = all.
     """
     metric = str(facts.get("metric", "psnr"))
     points = pareto_points(bench, summary, metric)
-    every = [*points, *published]
+    every = [*(point for point in points if shown is None or point.name in shown), *published]
     files = write_report(folder, bench.rows, summary, title=title, facts=facts)
     extra = _more_facts(bench, comparisons, points, published)
     text = text or comparison_markdown(bench, summary, comparisons, title=title, metric=metric, notes=notes)
@@ -140,8 +142,12 @@ def write_comparison(
         files.append(save_png(figure, folder / "pareto.png"))
     if bench.examples:
         scores = {(row.item, row.method): row.scores["psnr"] for row in bench.rows}
-        shown = {name: images for name, images in bench.predictions.items() if name != "flat_colour_of_truth"}
-        figure = draw_gallery(bench.examples, shown, title=title, scores=scores)
+        pictures = {
+            name: images
+            for name, images in bench.predictions.items()
+            if name != "flat_colour_of_truth" and (shown is None or name in shown)
+        }
+        figure = draw_gallery(bench.examples, pictures, title=title, scores=scores)
         files.append(save_png(figure, folder / "qualitative.png"))
     return files
 

@@ -114,7 +114,7 @@ def make_cog(rows: RowFile, *, tags: Mapping[str, str]) -> Path:
             blocksize=BLOCK,
             overview_resampling=way,
             bigtiff="IF_SAFER",
-            num_threads="1",
+            num_threads="ALL_CPUS",
         )
         with open(target, "rb") as file:
             os.fsync(file.fileno())

@@ -42,7 +42,10 @@ def register(app: Any) -> None:
         overlap: Annotated[int | None, typer.Option(help="Pixels shared by neighbouring tiles; default 64.")] = None,
         batch_size: Annotated[int | None, typer.Option(min=1, help="Tiles at a time on a GPU.")] = None,
         device: Annotated[str | None, typer.Option(help="cpu, cuda or cuda:1; default: a GPU if there is one.")] = None,
-        backend: Annotated[str, typer.Option(help="torch, onnx (ONNX Runtime on the CPU), or auto.")] = "torch",
+        backend: Annotated[
+            str | None,
+            typer.Option(help="torch, quick (half precision, on a GPU the default), onnx (ONNX Runtime), or auto."),
+        ] = None,
         fast: Annotated[
             bool, typer.Option("--fast", help="One evaluation of the network: the same as --steps 1.")
         ] = False,

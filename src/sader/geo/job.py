@@ -8,12 +8,14 @@ from __future__ import annotations
 import hashlib
 import os
 import shutil
+import threading
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import asdict, replace
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -35,6 +37,33 @@ from sader.tiling import Progress, Window, plan_windows
 Notice = Callable[[str], None]
 TileMaker = Callable[["SceneJob", Sequence[Window], Notice], Iterator[tuple[Window, NDArray[np.float32] | None]]]
 """Yields the planes of windows in order, made somewhere else (`sader.geo.remote`); None where no date has data."""
+
+
+WORKERS = 3
+"""Batches in hand at a time on a GPU: one is computed, one prepared, one taken back."""
+BATCHES_AHEAD = 6
+"""Batches that may be read before their turn on a GPU."""
+READERS = 8
+"""Threads that read tiles for a GPU, at most."""
+GPU_BATCH = 8
+"""Tiles computed together on a GPU where nobody says how many; halved where they do not fit."""
+
+
+class TileRead(NamedTuple):
+    """One window as it was read."""
+
+    window: Window
+    dates: StackWindow
+    aux: NDArray[np.float32] | None
+    cloudy: NDArray[np.float32]
+    """(T, C, h, w) as the network takes it."""
+    change: NDArray[np.float32] | None
+    """What the match of the whole scene adds to it."""
+
+    def for_network(self) -> dict[str, Any]:
+        """Return what `CloudRemover.predict_tiles` takes for one window."""
+        dates = self.dates
+        return {"cloudy": self.cloudy, "valid": dates.valid, "cloud_mask": dates.masks, "scene_change": self.change}
 
 
 class SceneJob:
@@ -59,7 +88,11 @@ class SceneJob:
         everyone = tuple(range(len(stack.sources)))
         wanted = everyone if options.count else () if reference is None else (reference,)
         self.channels = Channels(len(stack.bands), wanted, options.uncertainty)
-        self.batch = 1 if remover.device.type == "cpu" else remover.options.batch_size
+        self.on_gpu = remover.device.type != "cpu"
+        self.batch = remover.options.batch_size if self.on_gpu else 1
+        # The first batch on a GPU is computed alone: what is recorded or chosen then must not be disturbed.
+        self._warm, self._warming = False, threading.Lock()
+        self.readers = max(1, min(READERS, (os.cpu_count() or 2) // 2))
         auxiliary = remover.config.network.aux_bands
         has_all = bool(auxiliary) and all(set(auxiliary) <= set(source.bands) for source in stack.sources)
         self.aux = replace(stack, bands=auxiliary) if has_all else None
@@ -109,7 +142,9 @@ class SceneJob:
         blend = RowBlend(
             self.channels.count, height=height, width=width, rows=tall, top=top, overlap=self.remover.options.overlap
         )
-        finisher = Finisher(self.stack, self.remover, self.reference, self.channels, self.layers)
+        finisher = Finisher(
+            self.stack, self.remover, self.reference, self.channels, self.layers, self.readers if self.on_gpu else 1
+        )
         counts = dict(work.counts)
         waiting = iter(self._made(work, reaching, say))
         for window, values in waiting:
@@ -139,52 +174,100 @@ class SceneJob:
     ) -> Iterator[tuple[Window, NDArray[np.float32] | None]]:
         """Yield the windows in order with their planes; None where no date has data. What is kept is not made again."""
         missing = [window for window in windows if not work.has_tile(window)]
-        fresh = self._predicted(missing, say) if self.maker is None else self.maker(self, missing, say)
+        to_make = set(missing)
+        together = self.maker is None and self.on_gpu
+
+        def keep(window: Window, values: NDArray[np.float32] | None) -> None:
+            work.save_tile(window, np.zeros((0, 1, 1), np.float32) if values is None else values)
+
+        if together:
+            fresh = self._predicted_together(missing, say, keep)
+        else:
+            fresh = self._predicted(missing, say) if self.maker is None else self.maker(self, missing, say)
         for window in windows:
-            if work.has_tile(window):
+            if window not in to_make:
                 values = work.load_tile(window)
-            else:
-                made_of, values_or_none = next(fresh)
-                assert made_of == window
-                values = np.zeros((0, 1, 1), np.float32) if values_or_none is None else values_or_none
-                work.save_tile(window, values)
-            yield window, values if values.size else None
+                yield window, values if values.size else None
+                continue
+            made_of, made = next(fresh)
+            assert made_of == window
+            if not together:
+                keep(window, made)
+            yield window, made
 
     def tile(self, window: Window, say: Notice) -> NDArray[np.float32] | None:
         """Return the planes of one window by itself; None where no date has data."""
-        dates = self.stack.read(window)
-        settled, values = self._without_network(dates)
-        if settled:
-            return values
-        return self._predict([(window, dates, None if self.aux is None else self.aux.read(window).cloudy)], say)[window]
+        read = self._read(window)
+        settled, values = self._without_network(read.dates)
+        return values if settled else self._predict([read], say)[window]
 
     def _predicted(self, windows: Sequence[Window], say: Notice) -> Iterator[tuple[Window, NDArray[np.float32] | None]]:
         """Yield the planes of windows in order, reading ahead in a thread and predicting several at a time on a GPU."""
         ahead = self._read_ahead(windows)
         while group := list(islice(ahead, self.batch)):
-            planes: dict[Window, NDArray[np.float32] | None] = {}
-            todo = []
-            for window, dates, aux in group:
-                settled, values = self._without_network(dates)
-                if settled:
-                    planes[window] = values
-                else:
-                    todo.append((window, dates, aux))
-            planes |= self._predict(todo, say)
-            for window, _, _ in group:
-                yield window, planes[window]
+            yield from self._planes(group, say)
 
-    def _read_ahead(
-        self, windows: Sequence[Window]
-    ) -> Iterator[tuple[Window, StackWindow, NDArray[np.float32] | None]]:
-        def read(window: Window) -> tuple[Window, StackWindow, NDArray[np.float32] | None]:
-            return window, self.stack.read(window), None if self.aux is None else self.aux.read(window).cloudy
+    def _predicted_together(
+        self, windows: Sequence[Window], say: Notice, keep: Callable[[Window, NDArray[np.float32] | None], None]
+    ) -> Iterator[tuple[Window, NDArray[np.float32] | None]]:
+        """Yield the same for a GPU: many windows are read at a time, and while it computes one batch others are
+        prepared, taken back and kept, so that it does not wait for them."""
 
+        mine = threading.local()
+
+        def work(reads: list[Future[TileRead]]) -> list[tuple[Window, NDArray[np.float32] | None]]:
+            ready = [read.result() for read in reads]
+            if not hasattr(mine, "stream"):
+                mine.stream = torch.cuda.Stream(self.remover.device) if self.remover.device.type == "cuda" else None
+            # In a stream of its own: what one thread copies does not wait for what another computes.
+            with torch.cuda.stream(mine.stream):
+                made = list(self._planes(ready, say))
+            for window, values in made:
+                keep(window, values)
+            return made
+
+        reading = ThreadPoolExecutor(self.readers, thread_name_prefix="sader-read")
+        working = ThreadPoolExecutor(WORKERS, thread_name_prefix="sader-tiles")
+        queue: deque[Future[list[tuple[Window, NDArray[np.float32] | None]]]] = deque()
+        try:
+            for start in range(0, len(windows), self.batch):
+                reads = [reading.submit(self._read, window) for window in windows[start : start + self.batch]]
+                queue.append(working.submit(work, reads))
+                if len(queue) > BATCHES_AHEAD:
+                    yield from queue.popleft().result()
+            while queue:
+                yield from queue.popleft().result()
+        finally:
+            working.shutdown(wait=True, cancel_futures=True)
+            reading.shutdown(wait=True, cancel_futures=True)
+
+    def _planes(self, group: Sequence[TileRead], say: Notice) -> Iterator[tuple[Window, NDArray[np.float32] | None]]:
+        """Yield the planes of windows that have been read."""
+        planes: dict[Window, NDArray[np.float32] | None] = {}
+        todo = []
+        for read in group:
+            settled, values = self._without_network(read.dates)
+            if settled:
+                planes[read.window] = values
+            else:
+                todo.append(read)
+        planes |= self._predict(todo, say)
+        for read in group:
+            yield read.window, planes[read.window]
+
+    def _read(self, window: Window) -> TileRead:
+        dates = self.stack.read(window)
+        aux = None if self.aux is None else self.aux.read(window).cloudy
+        cloudy = for_network(dates.cloudy)
+        change = None if self.match is None or not dates.valid.any() else self.match.change(window, cloudy)
+        return TileRead(window, dates, aux, cloudy, change)
+
+    def _read_ahead(self, windows: Sequence[Window]) -> Iterator[TileRead]:
         with ThreadPoolExecutor(1, thread_name_prefix="sader-read") as pool:
             try:
                 queue = []
                 for window in windows:
-                    queue.append(pool.submit(read, window))
+                    queue.append(pool.submit(self._read, window))
                     if len(queue) > self.batch + 1:
                         yield queue.pop(0).result()
                 for waiting in queue:
@@ -216,25 +299,32 @@ class SceneJob:
         own = dates.cloudy[self.reference]
         return True, self.channels.join(own, cloud, np.zeros_like(own))
 
-    def _predict(
-        self, todo: Sequence[tuple[Window, StackWindow, NDArray[np.float32] | None]], say: Notice
-    ) -> dict[Window, NDArray[np.float32] | None]:
+    def _predict(self, todo: Sequence[TileRead], say: Notice) -> dict[Window, NDArray[np.float32] | None]:
         """Return window -> planes; out of memory, the batch is halved, with a word to the user."""
+        if todo and self.on_gpu and not self._warm:
+            with self._warming:
+                if not self._warm:
+                    made = self._batches(todo, say)
+                    self._warm = True
+                    return made
+        return self._batches(todo, say)
+
+    def _batches(self, todo: Sequence[TileRead], say: Notice) -> dict[Window, NDArray[np.float32] | None]:
         made: dict[Window, NDArray[np.float32] | None] = {}
         start = 0
         while start < len(todo):
             group = todo[start : start + self.batch]
             try:
                 results = self.remover.predict_tiles(
-                    [self._tile_input(window, dates) for window, dates, _ in group],
-                    windows=[window for window, _, _ in group],
+                    [read.for_network() for read in group],
+                    windows=[read.window for read in group],
                     reference=self.reference,
                     bands=self.stack.bands,
                     steps=self.options.steps,
                     seed=self.options.seed,
                     samples=self.options.sample_count,
                     days=self.stack.days,
-                    aux=[aux for _, _, aux in group],
+                    aux=[read.aux for read in group],
                 )
             except torch.OutOfMemoryError as error:
                 if self.batch == 1:
@@ -246,17 +336,11 @@ class SceneJob:
                 torch.cuda.empty_cache()
                 say(f"out of memory on the device; going on with batches of {self.batch}.")
                 continue
-            for (window, dates, _), result in zip(group, results, strict=True):
-                cloud = result.cloud if result.cloud is not None else _given(dates)
-                made[window] = self.channels.join(result.clear, cloud, result.spread)
+            for read, result in zip(group, results, strict=True):
+                cloud = result.cloud if result.cloud is not None else _given(read.dates)
+                made[read.window] = self.channels.join(result.clear, cloud, result.spread)
             start += len(group)
         return made
-
-    def _tile_input(self, window: Window, dates: StackWindow) -> dict[str, Any]:
-        """Return what `CloudRemover.predict_tiles` takes for one window."""
-        cloudy = for_network(dates.cloudy)
-        change = None if self.match is None else self.match.change(window, cloudy)
-        return {"cloudy": cloudy, "valid": dates.valid, "cloud_mask": dates.masks, "scene_change": change}
 
     # ---------------------------------------------------------------- files
 

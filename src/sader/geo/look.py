@@ -5,7 +5,9 @@ The look is at most `sader.scenematch.LOOK` pixels along its longer edge; every 
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -13,14 +15,19 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sader.errors import ConfigError, DataError, ValueRangeError
-from sader.geo.stack import GeoStack, Grid
+from sader.geo.stack import DateSource, GeoStack, Grid
 from sader.geo.values import for_network
 from sader.inputs import HIGHEST, LOWEST
 from sader.scenematch import look_factor
+from sader.tiling import Window
 
 if TYPE_CHECKING:
     from sader.pipeline import CloudRemover
 
+READERS = 12
+"""Threads that read a look, at most; unpacking the whole scene is most of the work."""
+STRIP = 64
+"""Rows of the look read at a time."""
 IMPOSSIBLE_SHARE = 0.01
 """Part of a date's pixels that may be outside what reflectance can be (glint, faults) before the scene is refused."""
 
@@ -50,12 +57,21 @@ def take_look(stack: GeoStack, remover: CloudRemover) -> Look:
     """Return the look at a scene; refuse values that cannot be reflectance."""
     factor = look_factor(*stack.grid.shape)
     grid = stack.grid if factor == 1 else stack.grid.coarser(factor)
-    pairs, masks = [], []
-    for source in stack.sources:
-        values, valid = source.read(grid.whole, bands=stack.bands, grid=grid)
-        check_values(source.name, values, valid)
-        pairs.append((values, valid))
-        masks.append(source.read_mask(grid.whole, grid=grid))
+    with ThreadPoolExecutor(max(1, min(READERS, os.cpu_count() or 1)), thread_name_prefix="sader-look") as pool:
+        asked = [
+            [
+                pool.submit(_read_strip, source, window, stack.bands, grid)
+                for window in _strips(source, stack.grid, grid)
+            ]
+            for source in stack.sources
+        ]
+        pairs, masks = [], []
+        for source, strips in zip(stack.sources, asked, strict=True):
+            parts = [strip.result() for strip in strips]
+            values, valid = (np.concatenate([part[i] for part in parts], axis=-2) for i in (0, 1))
+            check_values(source.name, values, valid)
+            pairs.append((values, valid))
+            masks.append(source.read_mask(grid.whole, grid=grid))
     cloudy, valid = np.stack([values for values, _ in pairs]), np.stack([there for _, there in pairs])
     if not valid.any():
         names = ", ".join(source.name for source in stack.sources)
@@ -64,6 +80,22 @@ def take_look(stack: GeoStack, remover: CloudRemover) -> Look:
         )
     cloud = remover.estimate_cloud(for_network(cloudy), valid=valid, cloud_mask=masks, bands=stack.bands)
     return Look(grid, factor, cloudy, valid, cloud)
+
+
+def _strips(source: DateSource, whole: Grid, grid: Grid) -> list[Window]:
+    """Return the parts of a look that are read at a time: strips of rows, or all of it where the file is warped.
+
+    Means of the file's own pixels do not depend on how they are asked for; a warp approximates over what it is given.
+    """
+    if not source.grid.same_as(whole):
+        return [grid.whole]
+    return [Window(row, 0, min(STRIP, grid.height - row), grid.width) for row in range(0, grid.height, STRIP)]
+
+
+def _read_strip(
+    source: DateSource, window: Window, bands: Sequence[str], grid: Grid
+) -> tuple[NDArray[np.float32], NDArray[np.bool_]]:
+    return source.read(window, bands=bands, grid=grid)
 
 
 def check_values(name: str, values: NDArray[np.float32], valid: NDArray[np.bool_]) -> None:

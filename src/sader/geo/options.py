@@ -34,8 +34,9 @@ class SceneOptions:
     provenance: bool = False
     """Also write what each pixel is: 0 nodata, 1 observed in the reference date, 2 reconstructed."""
     overwrite: bool = False
-    backend: str = "torch"
-    """Who computes the tiles: "torch", "onnx", or "auto" (ONNX Runtime for large scenes on a CPU)."""
+    backend: str | None = None
+    """Who computes the tiles: "torch", "quick", "onnx", or "auto" (ONNX Runtime for large scenes on a CPU); None =
+    "quick" on a GPU, "torch" on a CPU."""
     model_name: str | None = None
     """What the model is called in the result's tags; None = the name in its config."""
 

@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from sader.errors import ConfigError, DataError, OutputError, SaderError, require
-from sader.geo.job import Notice, SceneJob, TileMaker
+from sader.geo.job import GPU_BATCH, Notice, SceneJob, TileMaker
 from sader.geo.look import Look, find_reference, take_look
 from sader.geo.options import SceneOptions, layers_of, side_file
 from sader.geo.stack import GeoStack
@@ -204,7 +204,10 @@ def retiled(remover: CloudRemover, options: SceneOptions) -> CloudRemover:
     """Return the remover with the scene's own tile, overlap and batch size."""
     from sader.checkpoint import Checkpoint
 
-    asked = {"tile": options.tile, "overlap": options.overlap, "batch_size": options.batch_size}
+    batch = options.batch_size
+    if batch is None and remover.device.type != "cpu" and remover.options.batch_size == 1:
+        batch = GPU_BATCH
+    asked = {"tile": options.tile, "overlap": options.overlap, "batch_size": batch}
     changes: dict[str, Any] = {key: value for key, value in asked.items() if value is not None}
     if options.tile is not None and options.overlap is None:
         changes["overlap"] = min(remover.options.overlap, options.tile // 4)

@@ -7,6 +7,7 @@ and with them the bits, are those of `sader.tiling.Blend` over the whole image.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -100,6 +101,8 @@ class Finisher:
     reference: int | None
     channels: Channels
     layers: tuple[Layer, ...]
+    threads: int = 1
+    """Parts of a row of tiles finished at a time; each takes memory."""
 
     def rows(self, top: int, planes: NDArray[np.float32]) -> tuple[dict[str, NDArray[Any]], dict[str, int]]:
         """Return layer name -> (C, n, W) of the rows from `top` on, and the pixels by what became of them."""
@@ -108,12 +111,19 @@ class Finisher:
             layer.name: np.empty((len(layer.bands), count, width), dtype=layer.coding.dtype) for layer in self.layers
         }
         codes = np.zeros(3, dtype=np.int64)
-        for left in range(0, width, COLUMNS):
-            window = Window(top, left, count, min(COLUMNS, width - left))
-            part, provenance = self._finish(window, planes[..., left : left + window.width])
+        windows = [Window(top, left, count, min(COLUMNS, width - left)) for left in range(0, width, COLUMNS)]
+
+        def finish(window: Window) -> NDArray[np.int64]:
+            part, provenance = self._finish(window, planes[..., window.slices[1]])
             for name, values in part.items():
-                made[name][..., left : left + window.width] = values
-            codes += np.bincount(provenance.ravel(), minlength=3)
+                made[name][..., window.slices[1]] = values
+            return np.bincount(provenance.ravel(), minlength=3)
+
+        if self.threads == 1:
+            codes += sum(map(finish, windows))
+        else:
+            with ThreadPoolExecutor(self.threads, thread_name_prefix="sader-finish") as pool:
+                codes += sum(pool.map(finish, windows))
         names = {"nodata": NODATA, "observed": OBSERVED, "reconstructed": RECONSTRUCTED}
         return made, {name: int(codes[code]) for name, code in names.items()}
 

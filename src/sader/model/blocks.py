@@ -37,15 +37,17 @@ def without_autocast(x: Tensor) -> AbstractContextManager[object]:
 @contextmanager
 def full_precision(x: Tensor) -> Iterator[None]:
     """A context for least squares on `x`: no autocast and no TF32, whose 10 bits drown a covariance."""
-    before = torch.get_float32_matmul_precision()
-    if x.device.type == "cuda" and before != "highest":
-        torch.set_float32_matmul_precision("highest")
+    # Not torch.get_float32_matmul_precision: it raises wherever backends differ, as after Lightning's or a user's
+    # choice for CUDA alone.
+    tf32 = x.device.type == "cuda" and torch.backends.cuda.matmul.allow_tf32
+    if tf32:
+        torch.backends.cuda.matmul.allow_tf32 = False
     try:
         with without_autocast(x):
             yield
     finally:
-        if torch.get_float32_matmul_precision() != before:
-            torch.set_float32_matmul_precision(before)
+        if tf32:
+            torch.backends.cuda.matmul.allow_tf32 = True
 
 
 class GroupNorm32(nn.GroupNorm):

@@ -14,7 +14,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from sader.model.blocks import depth_to_space, full_precision, zero_init
+from sader.model.contrast import contrast_gain
 from sader.model.infill import carried_inward
+from sader.model.joint import joint_correction
 from sader.model.matching import inlier_weight, match_dates, spread_from_clear, weighted_sum
 
 
@@ -38,6 +40,19 @@ class MatchedDates:
     def log_variance(self) -> Tensor:
         """Return the variances on a scale that suits a network: about -1 (as good as noise) to 1 (useless)."""
         return (self.variance.log() + 8.0) / 4.0
+
+    def joint_correction(self, image: Tensor, available: Tensor) -> Tensor:
+        """Return what all dates together add to a blend (B, C, H, W) of all but the anchor; without gradient."""
+        others = available.any(dim=3).any(dim=2) & (self.flag == 0)
+        with torch.no_grad():
+            return joint_correction(
+                image.detach(),
+                self.dates.float(),
+                self.clear.float(),
+                self.variance[:, :-1],
+                self.anchor,
+                others=others,
+            )
 
     def at_anchor(self, x: Tensor) -> Tensor:
         """Return the anchor's slice (B, ...) of x (B, T, ...)."""
@@ -140,7 +155,18 @@ def classical_blend(matched: MatchedDates, available: Tensor) -> Tensor:
     batch, dates, height, width = matched.clear.shape
     learned = matched.clear.new_zeros(batch, dates + 1, height, width)
     with full_precision(learned):
-        return blend(matched, learned, available, **CLASSICAL)[0]
+        return blend(matched, learned, available, **CLASSICAL).image
+
+
+class Blend(NamedTuple):
+    """The composite and how it came about."""
+
+    image: Tensor
+    """(B, C, H, W)"""
+    weights: Tensor
+    """(B, T + 1, H, W): of each date; the last is the smooth fill's."""
+    contrast: Tensor
+    """(B,): by how much details of rebuilt pixels should be strengthened."""
 
 
 class CompositeHead(nn.Module):
@@ -165,8 +191,8 @@ class CompositeHead(nn.Module):
 
     def forward(
         self, matched: MatchedDates, dates_fine: Tensor, fused_fine: Tensor, available: Tensor
-    ) -> tuple[Tensor, Tensor]:
-        """Return (composite (B, C, H, W), weights (B, T + 1, H, W)); the last weight is the smooth fill's."""
+    ) -> Blend:
+        """Return the composite, from the matched dates and the condition network's finest features."""
         batch, dates = dates_fine.shape[:2]
         place = self.place(fused_fine)
         h = F.gelu(self.date(dates_fine.flatten(0, 1)) + place.repeat_interleave(dates, dim=0))
@@ -194,8 +220,8 @@ def blend(
     trust_fit: Tensor | float,
     prefer_anchor: Tensor | tuple[float, float],
     prefer_fill: Tensor | float,
-) -> tuple[Tensor, Tensor]:
-    """Return (composite, weights) from learned logits (B, T + 1, H, W) added to the classical ones.
+) -> Blend:
+    """Return the composite from learned logits (B, T + 1, H, W) added to the classical ones.
 
     The weights choose among the other dates first; what that choice gets wrong at the anchor's clear pixels is
     carried smoothly into the hidden ones; then the anchor's own pixels come in where they are clear.
@@ -209,8 +235,11 @@ def blend(
     weights = others.softmax(dim=1)
     candidates = torch.cat([dates, matched.fill[:, None].float()], dim=1)
     image = weighted_sum(weights, candidates)
+    image = image + matched.joint_correction(image, available)
 
     own, own_clear = matched.at_anchor(dates), matched.at_anchor(matched.clear)
+    shown = matched.clear.float().masked_fill(is_anchor, 0.0).amax(dim=1)
+    gain = contrast_gain(image.detach(), own, own_clear * shown)
     # Right beside a cloud a pixel called clear often is not quite: it has no say in what is carried inward.
     safe = 1 - F.max_pool2d(1 - own_clear[:, None], 3, stride=1, padding=1)
     residual = own - image
@@ -231,7 +260,7 @@ def blend(
     composite = image + share[:, None] * (own - image)
     spread = weights * (1 - share[:, None])
     weights = torch.cat([torch.where(is_anchor, share[:, None], spread[:, :-1]), spread[:, -1:]], dim=1)
-    return composite, weights
+    return Blend(composite, weights, gain)
 
 
 def _certain(matched: MatchedDates) -> Tensor:
@@ -284,4 +313,5 @@ def blend_of_others(matched: MatchedDates, available: Tensor) -> OthersBlend:
         weights = logits.softmax(dim=1)
         candidates = torch.cat([matched.dates.float(), matched.fill[:, None].float()], dim=1)
         image = weighted_sum(weights, candidates)
+        image = image + matched.joint_correction(image, available)
         return OthersBlend(image, (weights * matched.log_variance()).sum(dim=1), matched.clear)

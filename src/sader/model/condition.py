@@ -72,6 +72,8 @@ class Condition:
     matched: MatchedDates | None = None
     log_error: Tensor | None = None
     """(B, C, H, W): logarithm of the error to be expected, in the model's range; None without an error head."""
+    contrast: Tensor | None = None
+    """(B,): by how much details of a one-step answer should be strengthened; None without a composite."""
 
 
 class InjectionHead(nn.Module):

@@ -70,9 +70,10 @@ def carried_inward(values: Tensor, known: Tensor, level: int = 0) -> Tensor:
     filled = F.interpolate(coarse, scale_factor=2, mode="bilinear", align_corners=False)[..., :height, :width]
     kept, open_ = known * values, 1 - known
     filled = kept + open_ * filled
+    quarter = open_ / 4
     neighbours = _gathered_neighbours(height, width, values.device) if is_exporting() else _padded_neighbours
     for _ in range(RELAXATIONS):
-        filled = kept + open_ * neighbours(filled) / 4
+        filled = torch.addcmul(kept, quarter, neighbours(filled))
     return filled
 
 

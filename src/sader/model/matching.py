@@ -42,13 +42,14 @@ def solve_positive(matrix: Tensor, right: Tensor) -> Tensor:
     Gauss-Jordan without pivoting, n fused steps: for thousands of tiny systems it beats a batched LU, needs no
     synchronisation on a GPU and can be exported.
     """
-    n = matrix.shape[-1]
     joined = torch.cat([matrix, right], dim=-1)
-    for k in range(n):
-        row = joined[..., k : k + 1, :] / joined[..., k : k + 1, k : k + 1].clamp(min=SMALLEST_PIVOT)
-        others = joined - joined[..., :, k : k + 1] * row
-        joined = torch.cat([others[..., :k, :], row, others[..., k + 1 :, :]], dim=-2)
-    return joined[..., n:]
+    for _ in range(matrix.shape[-1]):
+        # The first row and column are always the next: a column that is done is dropped, a row goes to the end, so that
+        # after n steps all rows are where they were.
+        row = joined[..., :1, 1:] / joined[..., :1, :1].clamp(min=SMALLEST_PIVOT)
+        others = joined[..., 1:, 1:] - joined[..., 1:, :1] * row
+        joined = torch.cat([others, row], dim=-2)
+    return joined
 
 
 def heavy_tailed_blur(x: Tensor) -> Tensor:
@@ -79,7 +80,7 @@ def weighted_sum(weights: Tensor, values: Tensor) -> Tensor:
     return (weights[:, :, None] * values).sum(dim=1)
 
 
-def _to_pixels(x: Tensor, height: int, width: int) -> Tensor:
+def to_pixels(x: Tensor, height: int, width: int) -> Tensor:
     """Return cell maps (N, D, h, w) as smooth pixel maps (N, D, H, W)."""
     full = F.interpolate(x, scale_factor=CELL, mode="bilinear", align_corners=False)
     return full[..., :height, :width]
@@ -96,13 +97,16 @@ def match_dates(cloudy: Tensor, clear: Tensor, anchor: Tensor) -> Tensor:
 
 
 def _match_dates(cloudy: Tensor, clear: Tensor, anchor: Tensor) -> Tensor:
-    batch, _, bands, height, width = cloudy.shape
+    batch, dates, bands, height, width = cloudy.shape
     coefficients, centre = fit_dates(cloudy, clear, anchor)
-    smooth = _to_pixels(rearrange(coefficients, "b t i j h w -> (b t) (i j) h w"), height, width)
-    smooth = rearrange(smooth, "(b t) (i j) h w -> b t i j h w", b=batch, j=bands)
-    change, about = smooth[:, :, -1], cloudy - centre
-    for band in range(bands):  # one after the other: all products at once would be C times an already large map
-        change = change + about[:, :, band, None] * smooth[:, :, band]
+
+    def smooth(feature: int) -> Tensor:
+        maps = coefficients[:, :, feature].flatten(0, 1)
+        return to_pixels(maps, height, width).view(batch, dates, bands, height, width)
+
+    change, about = smooth(bands), cloudy - centre
+    for band in range(bands):  # one after the other: all at once would be C times an already large map
+        change = change + about[:, :, band, None] * smooth(band)
     # A fit on dark ground says nothing about a cloud; without a bound its extrapolation could be anything.
     return cloudy + change.clamp(-MOST_CHANGE, MOST_CHANGE)
 
@@ -129,36 +133,62 @@ def fit_dates(cloudy: Tensor, clear: Tensor, anchor: Tensor) -> tuple[Tensor, Te
 
     # A cloud that the mask missed has leverage: it would bend a first fit towards itself. So the first is made where
     # the dates agree as they are, and what that fit cannot explain hardly counts in the second.
-    agreeing = weight * inlier_weight((x - target).square().mean(dim=2), weight)
-    everything = _moments(x, target, agreeing).sum(dim=(-2, -1), keepdim=True)
-    slope, offset = _fit(everything, ridge=RIDGE_GLOBAL, half=PIXELS_GLOBAL)
-    explained = (slope[..., 0, 0].transpose(-2, -1) @ x.flatten(-2)).view(x.shape)
-    misfit = x + explained + offset - target
+    change = target - x
+    cells = to_cells(x, change)
+    agreeing = weight * inlier_weight(change.square().mean(dim=2), weight)
+    slope, offset = fit_whole(cell_moments(cells, agreeing, features=bands))
+    misfit = change - evaluate_whole(x, slope, offset)
     weight = weight * inlier_weight(misfit.square().mean(dim=2), weight)
-    moments = _moments(x, target, weight)
-    slope, offset = _fit(moments.sum(dim=(-2, -1), keepdim=True), ridge=RIDGE_GLOBAL, half=PIXELS_GLOBAL)
+    moments = cell_moments(cells, weight, features=bands)
+    return add_local_fit(moments, *fit_whole(moments)), centre
+
+
+def fit_whole(moments: Tensor, *, half: float = PIXELS_GLOBAL) -> tuple[Tensor, Tensor]:
+    """Return one map for the whole image: slopes (B, T, D, C, 1, 1), offsets (B, T, C, 1, 1).
+
+    moments: as from `cell_moments`. half: evidence, in pixels, at which the fit is trusted by half.
+    """
+    return _fit(moments.sum(dim=(-2, -1), keepdim=True), ridge=RIDGE_GLOBAL, half=half)
+
+
+def evaluate_whole(x: Tensor, slope: Tensor, offset: Tensor) -> Tensor:
+    """Return what the map of `fit_whole` makes of features (B, T, D, H, W): (B, T, C, H, W)."""
+    linear = slope[..., 0, 0].transpose(-2, -1) @ x.flatten(-2)
+    return linear.view(*linear.shape[:3], *x.shape[-2:]) + offset
+
+
+def add_local_fit(moments: Tensor, slope: Tensor, offset: Tensor) -> Tensor:
+    """Return maps per cell (B, T, D + 1, C, h, w), the offset last: the whole image's plus a local fit of the rest."""
+    features = moments.shape[2]
     # The local fit explains what the global one leaves: E[x r] with r = d - x slope - offset, by linearity.
-    first = moments[:, :, :, : 1 + bands]
+    first = moments[:, :, :, :features]
     turned = slope[..., 0, 0].transpose(-2, -1)[:, :, None]
-    explained = (turned @ first[:, :, :, 1:].flatten(-2)).view(first[:, :, :, 1:].shape)
-    explained = explained + first[:, :, :, :1] * offset[:, :, None]
-    remaining = torch.cat([first, moments[:, :, :, 1 + bands :] - explained], dim=3)
+    explained = turned @ first[:, :, :, 1:].flatten(-2)
+    explained = explained.view(*explained.shape[:4], *moments.shape[-2:]) + first[:, :, :, :1] * offset[:, :, None]
+    remaining = torch.cat([first, moments[:, :, :, features:] - explained], dim=3)
     flat = rearrange(remaining, "b t i j h w -> (b t) (i j) h w")
-    near = rearrange(heavy_tailed_blur(flat), "(b t) (i j) h w -> b t i j h w", b=batch, i=1 + bands)
+    near = rearrange(heavy_tailed_blur(flat), "(b t) (i j) h w -> b t i j h w", b=moments.shape[0], i=features)
     local_slope, local_offset = _fit(near / CELL**2, ridge=RIDGE_LOCAL, half=WEIGHT_LOCAL)
+    return torch.cat([slope + local_slope, (offset + local_offset)[:, :, None]], dim=2)
 
-    return torch.cat([slope + local_slope, (offset + local_offset)[:, :, None]], dim=2), centre
+
+def to_cells(x: Tensor, target: Tensor) -> Tensor:
+    """Return [1, x, target] with the pixels of a cell beside each other, (B, T, h, w, 1 + D + C, CELL^2).
+
+    x: (B, T, D, H, W); target: (B, T, C, H, W); H and W are multiples of `CELL`.
+    """
+    joined = torch.cat([torch.ones_like(x[:, :, :1]), x, target], dim=2)
+    return rearrange(joined, "b t j (h p) (w q) -> b t h w j (p q)", p=CELL, q=CELL)
 
 
-def _moments(x: Tensor, target: Tensor, weight: Tensor) -> Tensor:
-    """Return per cell the sums of weight [1, x]^T [1, x, target - x], (B, T, 1 + C, 1 + 2C, h, w)."""
-    ones = torch.ones_like(x[:, :, :1])
-    left = torch.cat([ones, x], dim=2) * weight[:, :, None]
-    right = torch.cat([ones, x, target - x], dim=2)
-    # One matrix product per cell, laid out for it in one move each.
-    left = rearrange(left, "b t i (h p) (w q) -> b t h w i (p q)", p=CELL, q=CELL)
-    right = rearrange(right, "b t j (h p) (w q) -> b t h w (p q) j", p=CELL, q=CELL)
-    return rearrange(left @ right, "b t h w i j -> b t i j h w")
+def cell_moments(cells: Tensor, weight: Tensor, *, features: int) -> Tensor:
+    """Return per cell the sums of weight [1, x]^T [1, x, target], (B, T, 1 + D, 1 + D + C, h, w).
+
+    cells: as from `to_cells`, laid out once for all weights; weight: (B, T, H, W); features: D.
+    """
+    weights = rearrange(weight, "b t (h p) (w q) -> b t h w 1 (p q)", p=CELL, q=CELL)
+    left = cells[..., : 1 + features, :] * weights
+    return rearrange(left @ cells.transpose(-2, -1), "b t h w i j -> b t i j h w")
 
 
 def inlier_weight(squared: Tensor, weight: Tensor, scale: Tensor | float | None = None) -> Tensor:
@@ -174,19 +204,19 @@ def inlier_weight(squared: Tensor, weight: Tensor, scale: Tensor | float | None 
 
 
 def _fit(moments: Tensor, *, ridge: float, half: float) -> tuple[Tensor, Tensor]:
-    """Return slopes (B, T, C, C, h, w) and offsets (B, T, C, h, w) of the change d = x slope + offset.
+    """Return slopes (B, T, D, C, h, w) and offsets (B, T, C, h, w) of d = x slope + offset.
 
-    moments: (B, T, 1 + C, 1 + 2C, h, w), sums of w [1, x]^T [1, x, d]. Slopes shrink by the ridge, and everything by
+    moments: (B, T, 1 + D, 1 + D + C, h, w), sums of w [1, x]^T [1, x, d]. Slopes shrink by the ridge, and everything by
     evidence / (evidence + half).
     """
-    bands = moments.shape[2] - 1
+    features = moments.shape[2] - 1
     count = moments[:, :, :1, :1]
     mean = moments / count.clamp(min=1e-6)
-    mean_x, mean_d = mean[:, :, 0, 1 : 1 + bands], mean[:, :, 0, 1 + bands :]
-    cov_xx = mean[:, :, 1:, 1 : 1 + bands] - mean_x[:, :, :, None] * mean_x[:, :, None]
-    cov_xd = mean[:, :, 1:, 1 + bands :] - mean_x[:, :, :, None] * mean_d[:, :, None]
+    mean_x, mean_d = mean[:, :, 0, 1 : 1 + features], mean[:, :, 0, 1 + features :]
+    cov_xx = mean[:, :, 1:, 1 : 1 + features] - mean_x[:, :, :, None] * mean_x[:, :, None]
+    cov_xd = mean[:, :, 1:, 1 + features :] - mean_x[:, :, :, None] * mean_d[:, :, None]
     trust = count / (count + half)
-    eye = torch.eye(bands, device=moments.device, dtype=moments.dtype)
+    eye = torch.eye(features, device=moments.device, dtype=moments.dtype)
     penalty = (ridge / trust.clamp(min=1e-3))[:, :, 0, 0, ..., None, None]
     slope = solve_positive(
         rearrange(cov_xx, "b t i j h w -> b t h w i j") + penalty * eye,
@@ -208,4 +238,4 @@ def spread_from_clear(values: Tensor, clear: Tensor, *, floor: float = 1e-5) -> 
     weight = F.pad(clear.float() + floor, (0, pw - width, 0, ph - height))[:, None]
     padded = F.pad(values.float(), (0, pw - width, 0, ph - height))
     blurred = heavy_tailed_blur(F.avg_pool2d(torch.cat([padded * weight, weight], dim=1), CELL))
-    return _to_pixels(blurred[:, :-1] / blurred[:, -1:].clamp(min=1e-8), height, width)
+    return to_pixels(blurred[:, :-1] / blurred[:, -1:].clamp(min=1e-8), height, width)

@@ -311,7 +311,7 @@ class MTCDN(nn.Module):
         )
         features = self.condition_net(space_to_depth(seen, stem), series.available, series.emb)
         assert self.composite_head is not None
-        composite, weights = self.composite_head(matched, features.dates_fine, features.fused_fine, observed)
+        composite, weights, contrast = self.composite_head(matched, features.dates_fine, features.fused_fine, observed)
         frames = torch.cat(
             [every_date(composite.to(cloudy.dtype)), matched_dates, series.aux, cloud[:, :, None], flag], dim=2
         )
@@ -328,6 +328,7 @@ class MTCDN(nn.Module):
             weights=weights,
             matched=matched,
             log_error=log_error,
+            contrast=contrast,
         )
 
     def cloud_logits(self, cloudy: Tensor, observed: Tensor, band_present: Tensor) -> Tensor:

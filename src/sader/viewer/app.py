@@ -29,6 +29,7 @@ STATIC = Path(__file__).parent / "static"
 STATIC_FILES = {
     "app.js": "text/javascript",
     "map.js": "text/javascript",
+    "background.js": "text/javascript",
     "style.css": "text/css",
     "icon.svg": "image/svg+xml",
 }
@@ -101,7 +102,8 @@ def _add_errors(app: FastAPI) -> None:
 
     @app.exception_handler(Exception)
     def unforeseen(request: Request, error: Exception) -> JSONResponse:
-        print(f"{request.method} {request.url.path}: {type(error).__name__}: {error}", file=sys.stderr)
+        # Quoted: a path may hold characters that a terminal obeys.
+        print(f"{request.method} {request.url.path!a}: {type(error).__name__}: {error!a}", file=sys.stderr)
         return JSONResponse(problem(error), 500, media_type=PROBLEM)
 
 
@@ -311,6 +313,11 @@ def _add_scenes(app: FastAPI, service: Service) -> None:
     def clouds(scene: SceneName) -> list[float]:
         """Return the hidden part of each date."""
         return service.clouds(service.scenes.get(scene))
+
+    @app.get("/scenes/{scene}/mercator", tags=["scenes"])
+    def mercator(scene: SceneName) -> dict[str, Any]:
+        """Return the polynomial from Web Mercator to the scene's pixels, for a map under the scene."""
+        return service.mercator(service.scenes.get(scene))
 
     @app.get(
         "/scenes/{scene}/layers/{layer}", tags=["scenes"], response_class=Response,

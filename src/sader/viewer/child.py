@@ -1,4 +1,4 @@
-"""The program of a child process: `python -m sader.viewer.child SETTINGS`, driven by `sader.viewer.process`."""
+"""The program of a child process: `python -m sader.viewer.child SETTINGS NAME`, driven by `sader.viewer.process`."""
 
 from __future__ import annotations
 
@@ -16,6 +16,8 @@ from sader.errors import SaderError
 def main() -> None:
     """Answer requests until the input ends; then end at once, even in the middle of one."""
     settings = json.loads(sys.argv[1])
+    if sys.argv[2] != "reader" and hasattr(os, "nice"):
+        os.nice(5)  # who works steps aside for who looks: the page answers while a job takes every core
     # Libraries print: what they print goes to the terminal, and the answers have a channel of their own.
     out = os.fdopen(os.dup(1), "wb", buffering=0)
     os.dup2(2, 1)
@@ -25,7 +27,7 @@ def main() -> None:
     from sader.viewer.scenework import SceneWork
 
     work = SceneWork(settings)
-    confine(work.folder, work.allow_remote)
+    confine(work.folder, work.allow_remote, work.limits)
     while True:
         _answer(work, json.loads(waiting.get()), out)
 

@@ -13,8 +13,10 @@ from typing import Any
 from urllib.parse import parse_qs, urlparse
 
 from sader.errors import require
+from sader.viewer.gate import NOBODY
 from sader.viewer.paths import DataFolder
-from sader.viewer.problems import ForbiddenError, NotFoundError
+from sader.viewer.problems import ForbiddenError, NotFoundError, TooLargeError
+from sader.viewer.settings import Limits
 
 MAGIC = {
     b"II*\0": "GTiff",
@@ -36,7 +38,7 @@ POINTERS = ("OVERVIEWS", "GEOLOCATION")
 NOWHERE = "/vsicurl/https://nowhere.invalid/"
 
 
-def gdal_environment(allow_remote: Sequence[str]) -> dict[str, str]:
+def gdal_environment(allow_remote: Sequence[str], proxy: str = NOBODY) -> dict[str, str]:
     """Return the environment of a child: GDAL reads no side file (overviews, .aux.xml) and, unless allowed, no address.
 
     A GeoTIFF can name another file as its overview, and that file may be an address: hence no list of the folder, no
@@ -48,14 +50,16 @@ def gdal_environment(allow_remote: Sequence[str]) -> dict[str, str]:
         "GDAL_PAM_ENABLED": "NO",
         "GDAL_HTTP_TIMEOUT": "30",
         "GDAL_HTTP_CONNECTTIMEOUT": "10",
+        "GDAL_HTTP_PROXY": proxy,  # everything that GDAL fetches, redirects included, goes through the gate
         "GDAL_MAX_DATASET_POOL_SIZE": "64",
+        "GDAL_CACHEMAX": "512",  # MiB; its own choice is 5 % of the machine, for each child
     }
     if not allow_remote:
         found["CPL_VSIL_CURL_ALLOWED_FILENAME"] = NOWHERE
     return found
 
 
-def confine(folder: DataFolder, allow_remote: Sequence[str]) -> None:
+def confine(folder: DataFolder, allow_remote: Sequence[str], limits: Limits) -> None:
     """Make every `rasterio.open` of this process check where and what it opens."""
     rasterio = require("rasterio", extra="geo", purpose="reading GeoTIFF")
     plain = rasterio.open
@@ -68,7 +72,8 @@ def confine(folder: DataFolder, allow_remote: Sequence[str]) -> None:
         dataset = plain(fp, mode, driver_of(str(fp)), *args, **kwargs)
         try:
             check_domains(dataset)
-        except ForbiddenError:
+            check_size(dataset, limits)
+        except (ForbiddenError, TooLargeError):
             dataset.close()
             raise
         return dataset
@@ -102,6 +107,38 @@ def check_domains(dataset: Any) -> None:
         )
 
 
+def check_size(dataset: Any, limits: Limits) -> None:
+    """Refuse a raster whose header says that it is too large; nothing of it has been unpacked yet."""
+    name, facts = Path(dataset.name.partition("?")[0]).name, _facts(dataset)
+    if facts["pixels"] > limits.pixels:
+        raise TooLargeError(
+            f"{name} is {facts['width']} x {facts['height']} pixels; the server takes at most {limits.pixels} pixels. "
+            "Cut the scene, or start the server with a higher --max-pixels."
+        )
+    if facts["bands"] > limits.bands:
+        raise TooLargeError(f"{name} has {facts['bands']} bands; the server takes at most {limits.bands}.")
+    if facts["block_bytes"] > limits.block_bytes:
+        raise TooLargeError(
+            f"{name} is stored in blocks of {facts['block_bytes'] // 2**20} MiB; the server unpacks at most "
+            f"{limits.block_bytes // 2**20} MiB at once. Write it anew as a tiled GeoTIFF."
+        )
+
+
+def _facts(dataset: Any) -> dict[str, int]:
+    import numpy as np  # not at the top: the server itself uses this module for the environment of its children
+
+    kinds = [np.dtype(kind).itemsize if kind in np.sctypeDict else 16 for kind in dataset.dtypes]
+    height, width = dataset.block_shapes[0] if dataset.block_shapes else (0, 0)
+    together = sum(kinds) if dataset.interleaving and dataset.interleaving.name == "pixel" else max(kinds, default=0)
+    return {
+        "pixels": dataset.width * dataset.height,
+        "bands": dataset.count,
+        "block_bytes": height * width * together,
+        "width": dataset.width,
+        "height": dataset.height,
+    }
+
+
 def wrong_kind(name: str) -> str:
     """Return the words about a file of another kind."""
     return (
@@ -133,8 +170,9 @@ def remote_host(path: str) -> str | None:
     return None
 
 
-def child_environment(base: Mapping[str, str], allow_remote: Sequence[str]) -> dict[str, str]:
+def child_environment(base: Mapping[str, str], allow_remote: Sequence[str], proxy: str = NOBODY) -> dict[str, str]:
     """Return the environment of a child: the server's, without anything that would widen GDAL's reach."""
     own = ("GDAL_", "CPL_", "VSI_", "AWS_", "AZURE_", "GS_", "GOOGLE_")
-    kept = {key: value for key, value in base.items() if not key.startswith(own)}
-    return {**kept, **gdal_environment(allow_remote), "PYTHONUNBUFFERED": "1"}
+    # Proxies, and exceptions from them, are the gate's business alone.
+    kept = {key: value for key, value in base.items() if not key.startswith(own) and not key.lower().endswith("_proxy")}
+    return {**kept, **gdal_environment(allow_remote, proxy), "PYTHONUNBUFFERED": "1"}

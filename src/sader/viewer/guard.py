@@ -10,6 +10,7 @@ from __future__ import annotations
 import hmac
 import ipaddress
 import json
+import re
 import secrets
 import threading
 import time
@@ -23,13 +24,16 @@ Message = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[Message]]
 Send = Callable[[Message], Awaitable[None]]
 
+_HOST = re.compile(r"(?:\[(?P<six>[0-9a-f:.]+)\]|(?P<name>[a-z0-9._-]+))(?::\d{1,5})?")
 COOKIE = "sader_session"
 SESSION_S = 12 * 3600
 MOST_SESSIONS = 1000
 OPEN_PATHS = ("/", "/session", "/static/")
 """What needs no token: the page, which then asks for it."""
+TILE_HOST = "https://tile.openstreetmap.org"
+"""Where the page takes its background map from, if the user turns it on (static/background.js): pictures, no more."""
 CSP = (
-    "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' blob: data:; connect-src 'self'; "
+    f"default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' {TILE_HOST}; connect-src 'self'; "
     "font-src 'self'; form-action 'none'; frame-ancestors 'none'; base-uri 'none'"
 )
 HEADERS = (
@@ -161,11 +165,12 @@ def _is_open(path: str) -> bool:
 
 
 def _host_name(host: str) -> str:
-    """Return the name in a Host header, without port and brackets; "" where it is none."""
-    host = host.strip().lower()
-    if host.startswith("["):
-        return host[1:].partition("]")[0]
-    return host.rsplit(":", 1)[0] if ":" in host else host
+    """Return the name in a Host header, without port and brackets; "" where it is none.
+
+    Nothing but a name and a port: links of answers are made from this header.
+    """
+    found = _HOST.fullmatch(host.strip().lower())
+    return (found["six"] or found["name"]) if found else ""
 
 
 def _cookie(header: str) -> str:

@@ -6,14 +6,13 @@ Nothing is decoded here: a file of a few kilobytes may say that it is a million 
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from sader.errors import DataError, require
-from sader.viewer.confine import check_domains, check_place, driver_of, remote_host, wrong_kind
+from sader.viewer.confine import check_domains, check_place, check_size, driver_of, remote_host, wrong_kind
 from sader.viewer.paths import DataFolder
 from sader.viewer.problems import ForbiddenError, TooLargeError
 from sader.viewer.settings import Limits
@@ -21,6 +20,7 @@ from sader.viewer.settings import Limits
 RASTERS = (".tif", ".tiff", ".jp2")
 INDIRECT = (".vrt", ".img", ".zarr", ".nc", ".h5", ".gpkg", ".zip")
 JSONS = (".json", ".geojson")
+CODE = re.compile(r"[A-Za-z][A-Za-z0-9_]{1,15}:[A-Za-z0-9]{1,15}")
 MOST_JSON = 16 * 2**20
 MOST_ITEMS = 500
 
@@ -82,8 +82,11 @@ def _rasters_of_json(path: Path, folder: DataFolder, allow_remote: Sequence[str]
     if len(items) > MOST_ITEMS:
         raise TooLargeError(f"{path.name} holds {len(items)} items; the service takes at most {MOST_ITEMS}.")
     for item, base in items:
-        entries = [*bands_of(item, base).values()]
-        classes = classification_of(item, base)
+        try:
+            entries = [*bands_of(item, base).values()]
+            classes = classification_of(item, base)
+        except (TypeError, ValueError, LookupError, AttributeError, OverflowError) as error:
+            raise DataError(f"{path.name} holds no plain STAC item: {type(error).__name__} in its assets.") from error
         for entry in [*entries, *([classes] if classes else [])]:
             check_place(entry.path, folder, allow_remote)
             if remote_host(entry.path) is None and Path(entry.path).suffix.lower() not in RASTERS:
@@ -101,6 +104,13 @@ def _check_item(item: Any, name: str) -> None:
     entries = [*(item.get("assets") or {}).values(), *(item.get("links") or [])]
     if not all(isinstance(entry, dict) for entry in entries):
         raise DataError(f"{name} holds no STAC item: its assets and links must be objects.")
+    # GDAL takes a reference system's name for an address or a file where it can be one, and goes there.
+    for place in ((item.get("properties") or {}), *(item.get("assets") or {}).values()):
+        code, number = place.get("proj:code"), place.get("proj:epsg")
+        if not (code is None or (isinstance(code, str) and CODE.fullmatch(code))):
+            raise ForbiddenError(f"{name} has proj:code {str(code)[:80]!r}; expected a code such as EPSG:32632.")
+        if not (number is None or (isinstance(number, int) and 0 < number < 10**7)):
+            raise ForbiddenError(f"{name} has proj:epsg {str(number)[:80]!r}; expected a number such as 32632.")
 
 
 def check_raster(path: Path, limits: Limits) -> None:
@@ -115,33 +125,4 @@ def check_raster(path: Path, limits: Limits) -> None:
         warnings.simplefilter("ignore")  # about images without a place
         with rasterio.open(path, driver=driver) as dataset:
             check_domains(dataset)
-            facts = _facts(dataset)
-    _check_facts(path.name, facts, limits)
-
-
-def _facts(dataset: Any) -> dict[str, int]:
-    kinds = [np.dtype(kind).itemsize if kind in np.sctypeDict else 16 for kind in dataset.dtypes]
-    height, width = dataset.block_shapes[0] if dataset.block_shapes else (0, 0)
-    together = sum(kinds) if dataset.interleaving and dataset.interleaving.name == "pixel" else max(kinds, default=0)
-    return {
-        "pixels": dataset.width * dataset.height,
-        "bands": dataset.count,
-        "block_bytes": height * width * together,
-        "width": dataset.width,
-        "height": dataset.height,
-    }
-
-
-def _check_facts(name: str, facts: dict[str, int], limits: Limits) -> None:
-    if facts["pixels"] > limits.pixels:
-        raise TooLargeError(
-            f"{name} is {facts['width']} x {facts['height']} pixels; the server takes at most {limits.pixels} pixels. "
-            "Cut the scene, or start the server with a higher --max-pixels."
-        )
-    if facts["bands"] > limits.bands:
-        raise TooLargeError(f"{name} has {facts['bands']} bands; the server takes at most {limits.bands}.")
-    if facts["block_bytes"] > limits.block_bytes:
-        raise TooLargeError(
-            f"{name} is stored in blocks of {facts['block_bytes'] // 2**20} MiB; the server unpacks at most "
-            f"{limits.block_bytes // 2**20} MiB at once. Write it anew as a tiled GeoTIFF."
-        )
+            check_size(dataset, limits)

@@ -18,11 +18,12 @@ AGAIN = 0.4
 class LayerProgress:
     """Joins tiles done and layers computed into one number from 0 to 1; `tell` hears of every percent."""
 
-    def __init__(self, layers: int, evaluations: int, tell: Callable[[float], None]) -> None:
+    def __init__(self, layers: int, evaluations: int, tell: Callable[[float], None], *, total: int = 1) -> None:
+        """total: tiles there will be; without it the look at the whole scene would count as all of the work."""
         self._expected = max(1.0, layers * (1 + AGAIN * (evaluations - 1)))
         self._tell = tell
         self._computed = 0
-        self._done, self._total = 0, 1
+        self._done, self._total = 0, max(1, total)
         self._told = -1
 
     def layer(self) -> None:

@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
 
-from sader.errors import OutputError
+from sader.errors import DataError, OutputError
 from sader.viewer.problems import ForbiddenError, NotFoundError, RequestError, TooLargeError
 
 STATE = ".sader"
@@ -45,7 +45,10 @@ class DataFolder:
                 f"{name[:200]!r} is no path the service opens; expected a path inside the data folder, with / between "
                 "its parts, without .. and without hidden names."
             )
-        return self.inside(self.root.joinpath(*parts), shown=name)
+        real = self.inside(self.root.joinpath(*parts), shown=name)
+        if real.is_relative_to(self.state):  # by a link: its own files are not for others
+            raise ForbiddenError(f"{name[:200]!r} leads to the server's own files.")
+        return real
 
     def inside(self, path: str | Path, *, shown: str | None = None) -> Path:
         """Return the real path; refuse one that is missing or, links followed, outside."""
@@ -72,11 +75,22 @@ class DataFolder:
                 count += 1
                 if count > MOST_ENTRIES:
                     raise TooLargeError(f"{folder.name} holds more than {MOST_ENTRIES} files; give a smaller folder.")
+                if not is_text(name):
+                    raise DataError(f"{folder.name} holds a file whose name is no text: {name!a}. Rename it.")
                 yield self.inside(os.path.join(here, name))
 
     def relative(self, path: Path) -> str:
         """Return a path as it is named outside."""
         return path.relative_to(self.root).as_posix()
+
+
+def is_text(name: str) -> bool:
+    """Whether a name from the disk can be written as UTF-8: bytes that mean no letter cannot go into an answer."""
+    try:
+        name.encode("utf-8")
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def upload_name(name: str) -> str:

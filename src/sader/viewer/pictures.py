@@ -33,6 +33,8 @@ NDVI_RANGE = (-0.2, 0.9)
 SPREAD_SCALE = 0.05
 """Standard deviation, in reflectance, drawn in the brightest colour (static/app.js says so in its legend)."""
 LOOK = 256
+SAMPLED = (8, 48)
+"""Of a scene larger than eight times `LOOK`: so many windows along each side, of so many pixels."""
 
 
 def combination(bands: Sequence[str], wanted: str) -> tuple[str, ...]:
@@ -55,12 +57,9 @@ def shared_limits(sources: Sequence[DateSource], grid: Grid, bands: Sequence[str
 
     Clouds are bright, so the least cloudy date decides, and the ground is not left in the dark.
     """
-    factor = max(1, -(-max(grid.shape) // LOOK))
-    small = grid if factor == 1 else grid.coarser(factor)
     found = []
     for source in sources:
-        values, valid = source.read(small.whole, bands=list(bands), grid=small)
-        seen = values[:, valid]
+        seen = _some_values(source, grid, bands)
         if seen.size:
             found.append(
                 (float(np.percentile(seen, 90)), float(np.percentile(seen, 1)), float(np.percentile(seen, 98)))
@@ -69,6 +68,27 @@ def shared_limits(sources: Sequence[DateSource], grid: Grid, bands: Sequence[str
         return 0.0, 0.3
     _, low, high = min(found)
     return low, max(min(high, 0.6), low + 0.01)
+
+
+def _some_values(source: DateSource, grid: Grid, bands: Sequence[str]) -> NDArray[np.float32]:
+    """Return values (C, n) that stand for a date: the whole of it reduced, or windows of a scene that is large.
+
+    A mean of all pixels means reading all pixels, which for a whole Sentinel-2 tile would take longer than people wait.
+    """
+    factor = max(1, -(-max(grid.shape) // LOOK))
+    if factor <= 8:
+        small = grid if factor == 1 else grid.coarser(factor)
+        values, valid = source.read(small.whole, bands=list(bands), grid=small)
+        return values[:, valid]
+    count, size = SAMPLED
+    parts = []
+    for i in range(count):
+        for j in range(count):
+            top, left = i * (grid.height - size) // (count - 1), j * (grid.width - size) // (count - 1)
+            window = Window(max(0, top), max(0, left), min(size, grid.height), min(size, grid.width))
+            values, valid = source.read(window, bands=list(bands), grid=grid)
+            parts.append(values[:, valid])
+    return np.concatenate(parts, axis=1)
 
 
 def square(grid: Grid, factor: int, column: int, row: int) -> tuple[Grid, Window]:

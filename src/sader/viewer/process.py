@@ -18,6 +18,7 @@ from collections.abc import Callable
 from typing import Any
 
 from sader.viewer.confine import child_environment
+from sader.viewer.gate import Gate
 from sader.viewer.problems import WorkerError, error_named
 from sader.viewer.settings import ServeSettings
 
@@ -27,10 +28,12 @@ Event = Callable[[dict[str, Any]], None]
 class Child:
     """One child process, started when it is first needed and again after it died."""
 
-    def __init__(self, settings: ServeSettings, name: str) -> None:
-        self.settings, self.name = settings, name
+    def __init__(self, settings: ServeSettings, name: str, gate: Gate) -> None:
+        self.settings, self.name, self.gate = settings, name, gate
         self._process: subprocess.Popen[bytes] | None = None
         self._busy = threading.Lock()
+        self._line = threading.Lock()
+        """For those who may wait: one of them at a time asks for the child, so that others pass the rest of them."""
         self._closed = False
 
     @property
@@ -51,9 +54,13 @@ class Child:
         *,
         on_event: Event | None = None,
         timeout_s: float | None = None,
+        patient: bool = False,
     ) -> tuple[Any, bytes]:
-        """Return the answer to a request and the bytes that came with it; errors of the child are raised here."""
-        with self._busy:
+        """Return the answer to a request and the bytes that came with it; errors of the child are raised here.
+
+        patient: one of many; a request that is not goes before all of them but the one in work.
+        """
+        with self._line if patient else contextlib.nullcontext(), self._busy:
             process = self._ready()
             late = threading.Event()
             timer = None
@@ -100,10 +107,10 @@ class Child:
         if self._process is None or self._process.poll() is not None:
             settings = json.dumps(self.settings.for_child())
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "sader.viewer.child", settings],
+                [sys.executable, "-m", "sader.viewer.child", settings, self.name],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
-                env=child_environment(os.environ, self.settings.allow_remote),
+                env=child_environment(os.environ, self.settings.allow_remote, self.gate.address),
                 # Ctrl-C in the terminal is for the server, which then ends its children in order.
                 start_new_session=True,
             )

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from sader.errors import SaderError
+from sader.viewer.gate import Gate
 from sader.viewer.paths import DataFolder
 from sader.viewer.problems import GoneError, WorkerError
 from sader.viewer.process import Child
@@ -25,9 +26,11 @@ SWEEP_S = 60.0
 class Runner:
     """The queue and the thread that empties it."""
 
-    def __init__(self, settings: ServeSettings, folder: DataFolder, store: JobStore, scenes: SceneStore) -> None:
+    def __init__(
+        self, settings: ServeSettings, folder: DataFolder, store: JobStore, scenes: SceneStore, gate: Gate
+    ) -> None:
         self.settings, self.folder, self.store, self.scenes = settings, folder, store, scenes
-        self.worker = Child(settings, "worker")
+        self.worker = Child(settings, "worker", gate)
         self._changed = threading.Condition()
         self._stop = False
         self._current: str | None = None

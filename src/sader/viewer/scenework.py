@@ -13,10 +13,11 @@ import numpy as np
 
 from sader.errors import require
 from sader.geo.stack import DateSource, Grid
-from sader.tiling import Window
+from sader.tiling import Window, plan_windows
 from sader.viewer import pictures
 from sader.viewer.inspect import inspect_inputs
 from sader.viewer.layerprogress import LayerProgress, count_layers, counting
+from sader.viewer.mercator import mercator_fit, transformed
 from sader.viewer.paths import DataFolder
 from sader.viewer.problems import NotFoundError, RequestError, TooLargeError
 from sader.viewer.settings import Limits
@@ -125,6 +126,10 @@ class SceneWork:
         values, valid = source.read(window, bands=bands, grid=grid)
         return None, pictures.png(pictures.colours(values, valid, combination, self._limits(scene, combination)))
 
+    def mercator(self, say: Say, *, inputs: list[str], reading: dict[str, Any]) -> dict[str, Any]:
+        """Return how a web map is laid under the scene."""
+        return mercator_fit(self._open(inputs, reading).grid)
+
     def values(
         self, say: Say, *, inputs: list[str], reading: dict[str, Any], job: str | None, column: int, row: int
     ) -> dict[str, Any]:
@@ -198,7 +203,11 @@ class SceneWork:
             **reading,
         )
 
-        tiles = ""
+        remover = self._load()
+        tile, (height, width) = wanted.tile or remover._tile(), scene.grid.shape
+        # The run itself says how many tiles there are once the first is done; until then this is near enough.
+        total = len(plan_windows(height, width, tile=tile, overlap=min(remover.options.overlap, tile // 4)))
+        tiles = f", tile 1 of {total}" if total > 1 else ""
 
         def tell(share: float) -> None:
             text = "writing the result" if share >= 1 else f"removing clouds{tiles}"
@@ -206,11 +215,11 @@ class SceneWork:
 
         def progress(done: int, total: int) -> None:
             nonlocal tiles
-            tiles = f", tile {done + 1} of {total}" if total > 1 else ""
+            tiles = f", tile {min(done + 1, total)} of {total}" if total > 1 else ""
             layers.tiles(done, total)
 
         number = int(str(wanted.steps or 1).split("+")[0]) * (wanted.samples or 1)
-        layers = LayerProgress(count_layers(self._load().denoiser), number, tell)
+        layers = LayerProgress(count_layers(remover.denoiser), number, tell, total=total)
         with counting(layers):
             report = run_remove(request, progress=progress, notice=lambda text: say({"event": "notice", "text": text}))
         outputs = {"clear": OUTPUT}
@@ -316,6 +325,7 @@ def _place(grid: Grid, column: int, row: int) -> dict[str, Any] | None:
         return None
     a, b, c, d, e, f = grid.transform
     x, y = a * (column + 0.5) + b * (row + 0.5) + c, d * (column + 0.5) + e * (row + 0.5) + f
-    warp = require("rasterio.warp", extra="geo", purpose="maps").transform
-    longitude, latitude = warp(grid.crs, "EPSG:4326", [x], [y])
-    return {"x": x, "y": y, "longitude": round(longitude[0], 6), "latitude": round(latitude[0], 6)}
+    longitude, latitude = transformed(grid.crs, "EPSG:4326", np.array([x]), np.array([y]))
+    if not np.isfinite([x, y, longitude[0], latitude[0]]).all():
+        return None  # a place that its reference system does not have; JSON knows no infinity
+    return {"x": x, "y": y, "longitude": round(float(longitude[0]), 6), "latitude": round(float(latitude[0]), 6)}

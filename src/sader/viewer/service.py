@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import base64
 import json
+import os
 from pathlib import Path
 from typing import Any
 
 from sader.errors import ConfigError
 from sader.viewer import ogc
-from sader.viewer.paths import DataFolder
+from sader.viewer.gate import Gate
+from sader.viewer.paths import DataFolder, is_text
 from sader.viewer.problems import (
     ConflictError,
+    ForbiddenError,
     NotFoundError,
     RequestError,
     ResultNotReadyError,
@@ -30,23 +33,30 @@ MOST_LISTED = 500
 
 
 class Service:
-    """The server's state: its folder, its jobs, and two child processes, one that reads and one that works."""
+    """The server's state: its folder, its jobs, and three child processes: one reads, one finds clouds, one works."""
 
     def __init__(self, settings: ServeSettings) -> None:
         self.settings = settings
         self.folder = DataFolder(settings.data)
         self.scenes = SceneStore(self.folder, settings.limits)
+        self.gate = Gate(settings.allow_remote, os.environ)
         self.store = JobStore(self.folder.state / "jobs.sqlite")
-        self.reader = Child(settings, "reader")
-        self.runner = Runner(settings, self.folder, self.store, self.scenes)
+        self.reader = Child(settings, "reader", self.gate)
+        # Finding clouds takes seconds in a large scene: pictures and values must not wait for it.
+        self.finder = Child(settings, "finder", self.gate)
+        self.runner = Runner(settings, self.folder, self.store, self.scenes, self.gate)
 
     def start(self) -> None:
+        self.gate.start()  # first: children are told its address
         self.runner.start()
         self.reader.start()
+        self.finder.start()
 
     def stop(self) -> None:
         self.runner.stop()
         self.reader.close()
+        self.finder.close()
+        self.gate.close()
         self.store.close()
 
     # ---------------------------------------------------------------- scenes
@@ -58,7 +68,10 @@ class Service:
             raise NotFoundError(f"{name} is no folder.")
         found = []
         for path in sorted(place.iterdir(), key=lambda path: path.name.lower()):
-            if path.name.startswith(".") or not path.resolve().is_relative_to(self.folder.root):
+            real = path.resolve()
+            if path.name.startswith(".") or not is_text(path.name) or not real.is_relative_to(self.folder.root):
+                continue
+            if real.is_relative_to(self.folder.state):
                 continue
             kind = "folder" if path.is_dir() else "file"
             if kind == "file" and path.suffix.lower() not in SEEN:
@@ -110,18 +123,24 @@ class Service:
 
     def clouds(self, scene: Scene) -> list[float]:
         """Return the hidden part of each date."""
-        shares: list[float] = self.ask("clouds", self._of(scene))
+        shares: list[float] = self.finder.call("clouds", self._of(scene), timeout_s=self.settings.limits.read_s)[0]
         return shares
 
     def picture(self, scene: Scene, job: str | None, **wanted: Any) -> bytes:
         """Return a square of a layer as PNG."""
         arguments = {**self._of(scene), "job": self._job_place(job), **wanted}
-        return self.reader.call("picture", arguments, timeout_s=self.settings.limits.read_s)[1]
+        # A view is many squares; the value under the cursor does not wait for all of them.
+        return self.reader.call("picture", arguments, timeout_s=self.settings.limits.read_s, patient=True)[1]
 
     def values(self, scene: Scene, job: str | None, column: int, row: int) -> dict[str, Any]:
         """Return the numbers at one pixel."""
         place = {"job": self._job_place(job), "column": column, "row": row}
         found: dict[str, Any] = self.ask("values", {**self._of(scene), **place})
+        return found
+
+    def mercator(self, scene: Scene) -> dict[str, Any]:
+        """Return how a web map is laid under a scene."""
+        found: dict[str, Any] = self.ask("mercator", self._of(scene))
         return found
 
     def inspect_upload(self, path: Path) -> None:
@@ -151,6 +170,11 @@ class Service:
             known = {*self.ask("models", {}), *([self.settings.model] if self.settings.model else [])}
             if inputs.model not in known:
                 raise ConfigError(f"model is {inputs.model!r}; this server has {', '.join(sorted(known))}.")
+        if inputs.mask == "omnicloudmask" and not self.settings.allow_remote:
+            raise ForbiddenError(
+                "the mask omnicloudmask fetches its weights from the network, which this server may not do. Use own or "
+                "scl, or start the server with --allow-remote and the host of the weights."
+            )
         reading = inputs.model_dump(include={"bands", "offset", "scale"}, exclude_none=True)
         if inputs.scene is not None:
             scene = self.scenes.get(inputs.scene)

@@ -1,5 +1,6 @@
 // The page: scenes, dates, jobs, results. Nothing is kept here that the server does not know.
 
+import { Background } from "/static/background.js";
 import { SwipeMap } from "/static/map.js";
 
 const $ = (id) => document.getElementById(id);
@@ -8,8 +9,12 @@ const state = { scene: null, job: null, shares: null, running: null, folder: "",
 const map = new SwipeMap({
   canvas: $("map"),
   handle: $("handle"),
-  onPoint: (pixel) => point(pixel),
+  onPoint: (pixel, byKey) => point(pixel, byKey),
   onBroken: () => explain("a part of the image could not be read; the server's terminal says why."),
+});
+map.background = new Background({
+  onChange: () => map.draw(),
+  onCredit: (seen) => { $("credit").hidden = !seen; },
 });
 
 // ------------------------------------------------------------------ talking to the server
@@ -256,10 +261,36 @@ function showScene(scene) {
   drawFilm();
   fillReference();
   fillSides("0", scene.dates.length > 1 ? "1" : "0");
+  offerBackground();
   map.show(scene.grid);
   map.setSplit(0.5);
   refresh();
 }
+
+// Nothing is fetched from elsewhere before the user asks for it, scene by scene.
+function offerBackground() {
+  const { scene } = state;
+  const box = $("background");
+  box.checked = false;
+  map.background.turn(null);
+  $("background-choice").hidden = !scene?.grid?.crs;
+  const why = scene?.kind === "demo" ? "The demo scene is made up: there is no such place." : navigator.onLine === false ? "You are offline." : "";
+  box.disabled = Boolean(why);
+  $("background-choice").title = why || $("background-help").textContent;
+}
+for (const kind of ["online", "offline"]) addEventListener(kind, () => { if (state.scene && !$("background").checked) offerBackground(); });
+$("background").addEventListener("change", (event) => attempt(null, async () => {
+  const box = event.target;
+  if (!box.checked) return map.background.turn(null);
+  const asked = state.scene.id;
+  try {
+    const fit = await ask("GET", `/scenes/${asked}/mercator`);
+    if (state.scene?.id === asked && box.checked) map.background.turn(fit);
+  } catch (error) {
+    box.checked = false;
+    throw error;
+  }
+}));
 
 function note(text) {
   if (state.shown.has(text)) return;
@@ -270,6 +301,7 @@ function note(text) {
 function drawFilm() {
   const { scene, shares } = state;
   const factor = smallFactor(scene.grid);
+  const focused = [...$("film").querySelectorAll("button")].indexOf(document.activeElement);
   $("film").replaceChildren(...scene.dates.map((date, index) => {
     const share = shares ? Math.round(100 * shares[index]) : null;
     const caption = element("span", { class: "caption" }, element("b", {}, dayOf(date, index)));
@@ -277,7 +309,7 @@ function drawFilm() {
     if (share === null) line.append("finding clouds ...");
     else line.append(element("meter", { min: 0, max: 100, value: share, "aria-hidden": "true" }), `${share} % hidden`);
     caption.append(line);
-    const picture = element("img", { src: address(String(index), "true")(factor, 0, 0), alt: "", loading: "lazy" });
+    const picture = element("img", { src: address(String(index), "true")(factor, 0, 0), alt: "", loading: "lazy", fetchpriority: "low" });
     if (!scene.combinations.includes("true")) picture.src = address(String(index), scene.combinations[0])(factor, 0, 0);
     const button = element("button", {
       type: "button", "aria-pressed": String($("left").value === String(index)), title: date.name,
@@ -286,6 +318,7 @@ function drawFilm() {
     }, picture, caption);
     return element("li", {}, button);
   }));
+  if (focused >= 0) $("film").querySelectorAll("button")[focused]?.focus();
 }
 
 function smallFactor(grid) {
@@ -393,7 +426,7 @@ $("fit").addEventListener("click", () => map.fit());
 
 let timer = 0;
 let last = "";
-function point(pixel) {
+function point(pixel, byKey = false) {
   const { scene, job } = state;
   if (!pixel || !scene?.grid) return;
   const [a, b, c, d, e, f] = scene.grid.transform;
@@ -414,6 +447,8 @@ function point(pixel) {
       const found = await ask("GET", `/scenes/${scene.id}/values?${query}`);
       if (key !== last) return;
       showValues(found);
+      // A mouse would make a screen reader talk without end; who moves by keys wants to hear it.
+      if (byKey) $("spoken").textContent = `${pixelText}. ${spokenValues()}`;
       if (found.place) $("place").textContent = `${place}${found.place.latitude.toFixed(5)}°, ${found.place.longitude.toFixed(5)}°  ·  ${pixelText}`;
     } catch { /* the next movement asks again */ }
   }, 120);
@@ -443,6 +478,12 @@ function showValues(found) {
   $("values").replaceChildren(element("table", {}, element("thead", {}, head), element("tbody", {}, ...rows)));
 }
 
+function spokenValues() {
+  const heads = [...$("values").querySelectorAll("thead th")].map((cell) => cell.textContent);
+  const rows = [...$("values").querySelectorAll("tbody tr")];
+  return rows.map((row) => [...row.cells].map((cell, at) => (at ? `${heads[at]} ${cell.textContent}` : cell.textContent)).join(", ")).join(". ");
+}
+
 function resultName(found) {
   const code = found.provenance?.[0];
   return code === 2 ? "Result (reconstructed)" : code === 1 ? "Result (observed)" : "Result";
@@ -455,27 +496,37 @@ $("run").addEventListener("click", (event) => attempt(event.currentTarget, async
   if ($("mask").value) inputs.mask = $("mask").value;
   if ($("steps").value.trim()) inputs.steps = $("steps").value.trim();
   const job = await ask("POST", "/processes/remove-clouds/execution", { inputs }, { Prefer: "respond-async" });
-  await follow(job);
+  await follow(job, true);
 }));
 
-async function follow(job) {
+async function follow(job, pressed = false) {
   state.running = job.jobID;
   $("run").disabled = true;
   $("working").hidden = false;
+  $("working").scrollIntoView({ block: "nearest" });
   $("result-section").hidden = true;
   const begun = Date.parse(job.created);
   $("cancel").disabled = false;
+  if (pressed) $("cancel").focus({ preventScroll: true }); // the button that was pressed rests now
+  let spoken = "";
   try {
     while (["accepted", "running"].includes(job.status)) {
       $("progress").value = job.progress;
       const seconds = Math.max(0, Math.round((Date.now() - begun) / 1000));
       $("progress-text").textContent = `${job.message}, ${job.progress} % (${seconds} s)`;
+      // Read out at new stages and every fifth of the way, not with every second.
+      const said = `${job.message.replace(/, tile .*/, "")}, ${20 * Math.floor(job.progress / 20)} percent`;
+      if (said !== spoken) $("progress-spoken").textContent = spoken = said;
       await new Promise((resolve) => setTimeout(resolve, 400));
       job = await ask("GET", `/jobs/${job.jobID}`);
     }
   } finally {
+    // A button that is switched off or hidden loses the focus to nobody: it goes back to where it came from.
+    const within = pressed && ($("working").contains(document.activeElement) || document.activeElement === document.body);
     $("working").hidden = true;
+    $("progress-spoken").textContent = "";
     $("run").disabled = false;
+    if (within) $("run").focus({ preventScroll: true });
     state.running = null;
   }
   job["sader:notices"].forEach(note);

@@ -13,6 +13,7 @@ export class SwipeMap {
     this.context = canvas.getContext("2d");
     this.grid = null;
     this.layers = { left: null, right: null, over: null };
+    this.background = null; // what is painted under the image, if anything
     this.split = 0.5;
     this.scale = 1; // screen pixels (CSS) per image pixel
     this.x = 0; // image coordinates of the frame's upper left corner
@@ -118,6 +119,8 @@ export class SwipeMap {
     const [width, height] = this.size;
     context.clearRect(0, 0, width, height);
     if (!grid) return;
+    context.imageSmoothingEnabled = true;
+    this.background?.paint(context, { x: this.x, y: this.y, scale: this.scale, width, height });
     context.imageSmoothingEnabled = this.scale < 1.5;
     const edge = this.split * width;
     if (this.layers.left) this.paintSide(this.layers.left, 0, edge, height);
@@ -272,7 +275,7 @@ export class SwipeMap {
       event.preventDefault();
       keys[event.key]();
       const [width, height] = this.size;
-      this.onPoint(this.pixel(width / 2, height / 2));
+      this.onPoint(this.pixel(width / 2, height / 2), true);
     });
     const drag = (event) => {
       const box = canvas.getBoundingClientRect();
@@ -289,6 +292,8 @@ export class SwipeMap {
       handle.addEventListener("pointerup", end, { once: true });
       handle.addEventListener("pointercancel", end, { once: true });
     });
+    // The handle lies over the image; the image under it has values all the same.
+    handle.addEventListener("pointermove", (event) => this.onPoint(this.pixel(...where(event))));
     handle.addEventListener("keydown", (event) => {
       const step = event.shiftKey ? 0.1 : 0.02;
       const to = { ArrowLeft: this.split - step, ArrowDown: this.split - step, ArrowRight: this.split + step, ArrowUp: this.split + step, Home: 0, End: 1 }[event.key];

@@ -1,0 +1,120 @@
+"""Where a scene lies on a web map: from Web Mercator, in which map tiles are cut, to the scene's own pixels.
+
+The page draws a scene in its own pixels, so that every number under the cursor is one that was measured; it is the map
+that is bent to fit. For that it gets a polynomial, fitted here with PROJ and checked against it on a dense lattice: no
+more than `MOST_ERROR` of a pixel off anywhere, or there is no map.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sader.errors import require
+from sader.geo.stack import Grid
+from sader.viewer.problems import NotFoundError
+
+WORLD = 20037508.342789244
+"""Half the width of the Web Mercator square, metres."""
+MOST_ERROR = 0.25
+"""Of a pixel of the scene."""
+AROUND = (3.0, 1.0, 0.25)
+"""How much of the map beside the scene is wanted, in sides of it; less where the formula does not hold that far."""
+DEGREES = (3, 5, 7)
+CHECKED = 41
+
+Floats = NDArray[np.float64]
+
+
+def mercator_fit(grid: Grid) -> dict[str, Any]:
+    """Return the polynomial (Web Mercator -> column, row), the square in which it holds, and its largest error.
+
+    u = (x - centre_x) / half_x, v likewise; column = sum of columns[k] * u**i * v**j over i, then j; i + j <= degree.
+    """
+    if not grid.crs:
+        raise NotFoundError("the scene has no place on the map: its files name no reference system.")
+    steps = np.linspace(0, 1, 17)
+    columns, rows = (part.ravel() for part in np.meshgrid(steps * grid.width, steps * grid.height))
+    x, y = _to_mercator(grid, columns, rows)
+    if not (np.isfinite(x).all() and np.isfinite(y).all() and np.abs(y).max() < WORLD):
+        raise NotFoundError("web maps do not show the place of this scene.")
+    middle = len(x) // 2
+    x = x[middle] + _wrapped(x - x[middle], 2 * WORLD)
+    side = max(np.ptp(x), np.ptp(y))
+    for around in AROUND:
+        west, east = x.min() - around * side, x.max() + around * side
+        south, north = max(y.min() - around * side, -WORLD), min(y.max() + around * side, WORLD)
+        centre = ((west + east) / 2, (south + north) / 2)
+        half = ((east - west) / 2, (north - south) / 2)
+        for degree in DEGREES:
+            found = _fit(grid, centre, half, degree)
+            if found is not None and found["error"] <= MOST_ERROR:
+                return found
+    raise NotFoundError("the scene is too large, or its reference system too unlike a web map's, to draw one under it.")
+
+
+def _fit(grid: Grid, centre: tuple[float, float], half: tuple[float, float], degree: int) -> dict[str, Any] | None:
+    # Chebyshev nodes: the error is spread over the whole square instead of growing towards its corners.
+    count = 2 * degree + 3
+    nodes = np.cos(np.pi * (np.arange(count) + 0.5) / count)
+    u, v = (part.ravel() for part in np.meshgrid(nodes, nodes))
+    wanted = _pixels(grid, centre, half, u, v)
+    dense = np.linspace(-1, 1, CHECKED)
+    at, to = (part.ravel() for part in np.meshgrid(dense, dense))
+    true = _pixels(grid, centre, half, at, to)
+    if not (np.isfinite(wanted).all() and np.isfinite(true).all()):
+        return None
+    solved, *_ = np.linalg.lstsq(_terms(u, v, degree), wanted, rcond=None)
+    error = float(np.abs(_terms(at, to, degree) @ solved - true).max())
+    return {
+        "centre": list(centre),
+        "half": list(half),
+        "degree": degree,
+        "columns": solved[:, 0].tolist(),
+        "rows": solved[:, 1].tolist(),
+        "error": error,
+    }
+
+
+def _terms(u: Floats, v: Floats, degree: int) -> Floats:
+    return np.stack([u**i * v**j for i in range(degree + 1) for j in range(degree + 1 - i)], axis=-1)
+
+
+def _to_mercator(grid: Grid, columns: Floats, rows: Floats) -> tuple[Floats, Floats]:
+    a, b, c, d, e, f = grid.transform
+    return transformed(grid.crs, "EPSG:3857", a * columns + b * rows + c, d * columns + e * rows + f)
+
+
+def _pixels(grid: Grid, centre: tuple[float, float], half: tuple[float, float], u: Floats, v: Floats) -> Floats:
+    """Return (n, 2) column and row of points of the square."""
+    a, b, c, d, e, f = grid.transform
+    x, y = transformed("EPSG:3857", grid.crs, _wrapped(centre[0] + half[0] * u, 2 * WORLD), centre[1] + half[1] * v)
+    if _is_geographic(grid.crs):
+        # Beside the date line: the longitude nearest to the scene's is meant.
+        here = a * grid.width / 2 + b * grid.height / 2 + c
+        x = here + _wrapped(x - here, 360.0)
+    x, y, scale = x - c, y - f, a * e - b * d
+    return np.stack([(e * x - b * y) / scale, (a * y - d * x) / scale], axis=-1)
+
+
+def _wrapped(value: Floats, period: float) -> Floats:
+    return value - period * np.round(value / period)
+
+
+def _is_geographic(crs: str) -> bool:
+    return bool(require("rasterio.crs", extra="geo", purpose="maps").CRS.from_user_input(crs).is_geographic)
+
+
+def transformed(source: str, target: str, x: Floats, y: Floats) -> tuple[Floats, Floats]:
+    """Return points in another reference system; infinite where PROJ knows none."""
+    rasterio = require("rasterio.warp", extra="geo", purpose="maps")
+    try:
+        there = rasterio.transform(source, target, x.tolist(), y.tolist())
+    except Exception as error:
+        # rasterio raises GDAL's own errors here, whose classes it does not publish.
+        if not type(error).__name__.startswith(("CPLE_", "CRSError")):
+            raise
+        return np.full(x.shape, np.inf), np.full(x.shape, np.inf)
+    return np.asarray(there[0], np.float64), np.asarray(there[1], np.float64)

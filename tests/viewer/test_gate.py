@@ -1,0 +1,122 @@
+"""The gate: what GDAL itself decides to fetch (redirects, names of reference systems) leads to allowed hosts only."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+import subprocess
+import sys
+import threading
+
+import pytest
+
+from sader.viewer.confine import child_environment
+from sader.viewer.gate import MOST_HEADER, NOBODY, Gate
+
+CRS = "import sys; from rasterio.crs import CRS; CRS.from_user_input(sys.argv[1])"
+READ = "import sys, rasterio; rasterio.open(sys.argv[1])"
+
+
+def gdal(program, name, environment):
+    """Let GDAL try; whether it works does not matter, where it calls does."""
+    subprocess.run([sys.executable, "-c", program, name], env=environment, capture_output=True, timeout=60, check=False)
+
+
+@pytest.mark.parametrize("allow", [(), ("good.example",)], ids=["nothing allowed", "one host allowed"])
+def test_gdal_reaches_nobody_who_is_not_allowed(canary, allow):
+    """A name of a reference system may be an address: GDAL as it comes goes there, GDAL in a child does not."""
+    plain = {key: value for key, value in os.environ.items() if not key.lower().endswith("_proxy")}
+    gdal(CRS, f"{canary.url}/crs", plain)
+    assert canary.calls == ["/crs"]  # the attack is real
+    canary.calls.clear()
+    gate = Gate(allow)
+    gate.start()
+    try:
+        assert (gate.address == NOBODY) is (not allow)
+        # no_proxy of the server's own environment must not open a way around.
+        walled = child_environment({**os.environ, "NO_PROXY": "*", "no_proxy": "127.0.0.1"}, allow, gate.address)
+        gdal(CRS, f"{canary.url}/crs", walled)
+        gdal(CRS, f"ESRI::{canary.url}/a.prj", walled)
+        gdal(READ, f"/vsicurl/{canary.url}/a.tif", walled)
+        gdal(READ, f"/vsicurl?url={canary.url}/a.tif", walled)
+    finally:
+        gate.close()
+    assert canary.calls == []
+
+
+@pytest.fixture
+def far(monkeypatch):
+    """A host that answers with what it got; the gate believes that every name is its address."""
+    listening = socket.create_server(("127.0.0.1", 0))
+    real, asked = socket.create_connection, []
+
+    def echo():
+        while True:
+            try:
+                line, _ = listening.accept()
+            except OSError:
+                return
+            with line:
+                while piece := line.recv(1000):
+                    line.sendall(piece.upper())
+
+    threading.Thread(target=echo, daemon=True).start()
+
+    def connect(address, timeout=None):
+        asked.append(address)
+        return real(listening.getsockname(), timeout=timeout)
+
+    monkeypatch.setattr("sader.viewer.gate.socket.create_connection", connect)
+    yield real, asked
+    listening.close()
+
+
+def ask(real, gate, line):
+    host, port = gate.address.removeprefix("http://").split(":")
+    with real((host, int(port)), timeout=10) as caller:
+        caller.sendall(line + b"\r\n\r\n")
+        answer = caller.recv(1000)
+        if b" 200 " not in answer:
+            return answer
+        caller.sendall(b"hello")
+        return caller.recv(1000)
+
+
+def test_allowed_hosts_are_connected_and_others_refused(far):
+    real, asked = far
+    gate = Gate(("Good.example",))
+    gate.start()
+    assert ask(real, gate, b"CONNECT good.example:443 HTTP/1.1") == b"HELLO"
+    assert asked == [("good.example", 443)]
+    for line in (
+        b"CONNECT evil.example:443 HTTP/1.1", b"CONNECT good.example:22 HTTP/1.1", b"CONNECT good.example HTTP/1.1",
+        b"CONNECT good.example:443@evil.example:443 HTTP/1.1", b"GET http://good.example/ HTTP/1.1",
+        b"CONNECT 169.254.169.254:443 HTTP/1.1", b"CONNECT good.example.evil.example:443 HTTP/1.1", b"nonsense",
+    ):  # fmt: skip
+        assert ask(real, gate, line).startswith(b"HTTP/1.1 403 "), line
+    assert len(asked) == 1
+    gate.close()
+    assert gate.address == NOBODY
+
+
+def test_a_header_without_end_is_dropped(far):
+    real, _ = far
+    gate = Gate(("good.example",))
+    gate.start()
+    host, port = gate.address.removeprefix("http://").split(":")
+    with real((host, int(port)), timeout=10) as caller:
+        caller.sendall(b"x" * (MOST_HEADER + 1))
+        with contextlib.suppress(ConnectionResetError):  # hung up while there was more to read
+            assert caller.recv(1) == b""
+    gate.close()
+
+
+def test_the_way_out_leads_through_the_proxy_of_the_company(far):
+    real, asked = far
+    gate = Gate(("good.example",), {"HTTPS_PROXY": "http://proxy.example:3128"})
+    gate.start()
+    # The echo answers the gate's own CONNECT with itself, which is no "200": refused, and asked of the right one.
+    assert ask(real, gate, b"CONNECT good.example:443 HTTP/1.1") == b""
+    assert asked == [("proxy.example", 3128)]
+    gate.close()
