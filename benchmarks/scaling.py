@@ -1,6 +1,8 @@
 """How the cost of a tile grows: with dates, pixels, bands and tiles at a time; CPU seconds and a fitted exponent each.
 
-Run: python benchmarks/scaling.py [--threads 1]
+Run: python benchmarks/scaling.py [--threads 1]      (about two minutes; every row is printed when it is known)
+
+Untrained weights: cost does not depend on them, and only so can the bands be counted up one network at a time.
 """
 
 from __future__ import annotations
@@ -9,19 +11,26 @@ import argparse
 import math
 import statistics
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 
 import torch
 
+from sader.bands import BANDS_13
+from sader.checkpoint import Checkpoint, build_model
 from sader.export import example_inputs, load_any, make_graph
+from sader.presets import get_preset
 from sader.tilegraph import TileGraph
 
 WHY = {
-    "dates": "encoder, cloud head and matching run per date, the backbone once: below 1, towards 1 with many dates",
-    "pixels": "convolutions are linear; global attention at 1/8 of the resolution is quadratic and starts to show",
-    "bands": "the first and last layers and matching (C^2 moments, C^3 solves per cell) see bands; the rest does not",
-    "batch": "nothing is shared between tiles: 1 on a CPU",
+    "dates": "encoder, cloud head and matching run per date; backbone, decoder, joint fit and blend once",
+    "pixels": "convolutions, matching and filling are linear; attention over an eighth of the edge "
+    "(all pairs of its pixels) and the blur of cell statistics (edge cubed) are not, but small",
+    "bands": "first and last layers grow with C, statistics and maps of the fits with C^2, the joint solve with "
+    "C^3; the rest, most of it, not at all",
+    "batch": "nothing is shared between tiles, and a CPU is full with one",
 }
+EDGE = 128
 
 
 def exponent(sizes: Sequence[float], seconds: Sequence[float]) -> float:
@@ -31,7 +40,7 @@ def exponent(sizes: Sequence[float], seconds: Sequence[float]) -> float:
     return sum((a - mean_x) * (b - mean_y) for a, b in zip(x, y, strict=True)) / sum((a - mean_x) ** 2 for a in x)
 
 
-def cost(graph: TileGraph, *, runs: int, batch: int = 1, dates: int = 3, edge: int = 128) -> float:
+def cost(graph: TileGraph, *, runs: int, batch: int = 1, dates: int = 3, edge: int = EDGE) -> float:
     """Return the CPU seconds of one run, the least of several."""
     inputs = example_inputs(graph, batch=batch, dates=dates, height=edge, width=edge)
     seconds = []
@@ -49,18 +58,30 @@ def main() -> None:
     parser.add_argument("--runs", type=int, default=3)
     given = parser.parse_args()
     torch.set_num_threads(given.threads)
-    rgbn, msi = (make_graph(load_any(name)) for name in ("sader-s2-rgbn", "sader-s2-msi"))
+    four = make_graph(load_any("small"))
+    axes: dict[str, list[tuple[float, Callable[[], float]]]] = {
+        "dates": [(n, partial(cost, four, runs=given.runs, dates=n)) for n in (1, 2, 3, 4, 6, 8)],
+        "pixels": [(n * n, partial(cost, four, runs=given.runs, edge=n)) for n in (64, 128, 256, 512)],
+        "bands": [(n, partial(cost, with_bands(n), runs=given.runs)) for n in (2, 4, 8, 13)],
+        "batch": [(n, partial(cost, four, runs=given.runs, batch=n)) for n in (1, 2, 4)],
+    }
+    print(f"`small`, {given.threads} thread, otherwise T=3, {EDGE}x{EDGE}, 4 bands, batch 1, no mask for one date")
+    print(
+        "| axis | CPU s at each | exponent over all | between the last two | why |\n|---|---|---|---|---|", flush=True
+    )
     with torch.inference_mode():
-        axes = {
-            "dates": {n: cost(rgbn, runs=given.runs, dates=n) for n in (1, 2, 3, 4, 6, 8)},
-            "pixels": {n * n: cost(rgbn, runs=given.runs, edge=n) for n in (64, 128, 256, 512)},
-            "bands": {4: cost(rgbn, runs=given.runs), 13: cost(msi, runs=given.runs)},
-            "batch": {n: cost(rgbn, runs=given.runs, batch=n) for n in (1, 2, 4)},
-        }
-    print("| axis | CPU s at each | exponent | why |\n|---|---|---|---|")
-    for name, found in axes.items():
-        each = ", ".join(f"{size}: {seconds:.2f}" for size, seconds in found.items())
-        print(f"| {name} | {each} | {exponent(list(found), list(found.values())):.2f} | {WHY[name]} |")
+        for name, points in axes.items():
+            sizes = [size for size, _ in points]
+            seconds = [measured() for _, measured in points]
+            each = ", ".join(f"{size}: {one:.2f}" for size, one in zip(sizes, seconds, strict=True))
+            whole, end = exponent(sizes, seconds), exponent(sizes[-2:], seconds[-2:])
+            print(f"| {name} | {each} | {whole:.2f} | {end:.2f} | {WHY[name]} |", flush=True)
+
+
+def with_bands(count: int) -> TileGraph:
+    """Return the graph of `small` with so many bands."""
+    config = get_preset("small").replace(network={"bands": BANDS_13[:count]})
+    return make_graph(Checkpoint(build_model(config).eval(), config, {}))
 
 
 if __name__ == "__main__":

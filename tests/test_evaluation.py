@@ -301,3 +301,6 @@ def test_the_plain_entry_returns_the_status(tmp_path: Path, capsys: pytest.Captu
 def test_models_are_found_by_name() -> None:
     assert make_method("ridge_blend", mask="own") == ClassicalMethod("ridge_blend", "own")
     assert make_method("flat_colour_of_truth") is flat_colour_of_truth
+    shipped = make_method("sader-s2-rgbn", guide="mean")
+    assert isinstance(shipped, RemoverMethod)
+    assert shipped.remover.options.guide == "mean"

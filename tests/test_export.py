@@ -16,7 +16,16 @@ from sader.backends import choose_backend, open_session
 from sader.checkpoint import Checkpoint, build_model
 from sader.data.synthetic import make_series
 from sader.errors import ConfigError, OutputError
-from sader.export import INPUTS, example_inputs, export_model, export_program, facts_of, make_graph, write_onnx
+from sader.export import (
+    example_inputs,
+    export_model,
+    export_program,
+    facts_of,
+    load_any,
+    make_graph,
+    names_of,
+    write_onnx,
+)
 from sader.pipeline import CloudRemover, RemoverOptions
 from sader.presets import get_preset
 from sader.tiling import NoiseField, Window
@@ -30,9 +39,9 @@ SMALL = {
 }  # fmt: skip
 
 
-@pytest.fixture(scope="module")
-def checkpoint():
-    config = get_preset("small").replace(network=SMALL)
+def small_checkpoint(preset):
+    """A narrow network of a preset with every layer at work."""
+    config = get_preset(preset).replace(network=SMALL)
     torch.manual_seed(0)
     model = build_model(config).eval()
     with torch.no_grad():  # layers that start at zero would hide mistakes behind them
@@ -43,22 +52,33 @@ def checkpoint():
 
 
 @pytest.fixture(scope="module")
+def checkpoint():
+    return small_checkpoint("small")
+
+
+@pytest.fixture(scope="module")
 def graph(checkpoint):
     return make_graph(checkpoint)
 
 
+def session_of(graph, folder):
+    """The graph written and opened again."""
+    write_onnx(graph, folder / "tile.onnx", facts_of(graph, "tiny"))
+    return open_session(folder / "tile.onnx", threads=1)
+
+
 @pytest.fixture(scope="module")
 def session(graph, tmp_path_factory):
-    path = tmp_path_factory.mktemp("onnx") / "tile.onnx"
-    write_onnx(graph, path, facts_of(graph, "tiny"))
-    return open_session(path, threads=1)
+    return session_of(graph, tmp_path_factory.mktemp("onnx"))
 
 
 def both(graph, session, inputs):
     """The outputs of PyTorch and of ONNX Runtime."""
     with torch.no_grad():
         wanted = [value.numpy() for value in graph(*inputs)]
-    made = session.run(None, {name: value.numpy() for name, value in zip(INPUTS, inputs, strict=True)})
+    feed = {name: value.numpy() for name, value in zip(names_of(graph)[0], inputs, strict=True)}
+    known = {one.name for one in session.get_inputs()}  # one that changes nothing is left out of the file
+    made = session.run(None, {name: value for name, value in feed.items() if name in known})
     return wanted, made
 
 
@@ -84,6 +104,43 @@ def test_equal_with_masks_reference_and_gaps(graph, session, masks, reference):
     ):
         assert np.isfinite(made).all()
         np.testing.assert_allclose(made, wanted, atol=1e-4)
+
+
+@pytest.mark.slow  # a graph of its own
+def test_thirteen_bands_in_a_tile_of_a_scene(tmp_path):
+    """One graph for both: all bands, some of them missing, and the match of the whole scene as one more input."""
+    graph = make_graph(small_checkpoint("small_msi"), scene=True)
+    assert names_of(graph)[0][-1] == "change"
+    assert names_of(graph)[1][-1] == "shown"
+    session = session_of(graph, tmp_path)
+    for batch, dates, height, width, reference in ((1, 3, 64, 48, 0), (2, 2, 40, 56, 1), (1, 1, 48, 48, -1)):
+        inputs = list(example_inputs(graph, batch=batch, dates=dates, height=height, width=width))
+        inputs[2][:, 0] = torch.nan
+        inputs[2][:1, max(reference, 0), :4], inputs[2][:1, max(reference, 0), 4:] = 0.0, 1.0  # hardly a date to follow
+        inputs[3] = torch.full((batch,), reference)
+        inputs[5][:, [0, 9, 10]] = False
+        inputs[6] = 0.02 * torch.randn(inputs[0].shape, generator=torch.Generator().manual_seed(1))
+        wanted, made = both(graph, session, inputs)
+        assert len(made) == 4
+        for name, one, other in zip(names_of(graph)[1], wanted, made, strict=True):
+            assert one.shape == other.shape, name
+            np.testing.assert_allclose(other.astype(float), one.astype(float), atol=1e-4, err_msg=name)
+        assert made[3][0].any() == (reference >= 0)  # what is left of the reference date there
+        without = list(inputs)
+        without[6] = torch.zeros_like(inputs[6])
+        assert np.abs(both(graph, session, without)[1][0] - made[0]).max() > 1e-3
+
+
+@pytest.mark.slow  # the largest graphs there are
+@pytest.mark.parametrize("name", ["sader-s2-rgbn", "sader-s2-msi"])
+def test_the_shipped_weights_give_the_same_image(name, tmp_path):
+    graph = make_graph(load_any(name))
+    session = session_of(graph, tmp_path)
+    for sizes in ((1, 3, 88, 104), (2, 1, 64, 64), (1, 5, 16, 24)):
+        inputs = example_inputs(graph, batch=sizes[0], dates=sizes[1], height=sizes[2], width=sizes[3])
+        for wanted, made in zip(*both(graph, session, inputs), strict=True):
+            np.testing.assert_allclose(made, wanted, atol=1e-4)
+            print(name, sizes, np.abs(made - wanted).max())
 
 
 def test_the_file_says_what_it_is(session):

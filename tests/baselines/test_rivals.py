@@ -296,6 +296,72 @@ def test_losses_and_gradients_in_bf16(name, batch):
             assert any(p.grad is not None and p.grad.any() for p in groups[phase.name])
 
 
+@pytest.mark.parametrize("value", [0.0, 1.0])
+def test_a_date_without_variation_does_not_blow_up_a_stack_of_instance_norms(value):
+    """33 norms in a row, each with a derivative of 316 where a map is constant: the gradient of PMAA was NaN."""
+    from sader.baselines.adversarial import normal_init
+    from sader.baselines.pmaa import PmaaConfig, PmaaGenerator
+
+    torch.manual_seed(0)
+    config = PmaaConfig(width=8, hidden=8, block_width=16, drop_path=0.0)
+    generator = PmaaGenerator(config)
+    normal_init(generator)
+    dates = torch.rand(2, config.dates, config.date_channels, 64, 64)
+    alone = generator(generator.extractor(dates[1:].flatten(0, 1)).maps[None])
+    dates[0] = value
+    found = generator.extractor(dates.flatten(0, 1))
+    image = generator(found.maps.unflatten(0, dates.shape[:2]))
+    (image - 0.3).abs().mean().backward()
+    norms = [float(p.grad.norm()) for p in generator.parameters() if p.grad is not None]
+    assert max(norms) < 100, "NaN is not below 100 either"
+    torch.testing.assert_close(image[1:], alone, rtol=0, atol=1e-6)
+
+
+def test_instance_norm_is_pytorchs_where_there_is_variation():
+    from sader.baselines.adversarial import InstanceNorm
+
+    torch.manual_seed(0)
+    x = (torch.randn(2, 3, 8, 8) * torch.tensor([1e-3, 1.0, 100.0])[:, None, None] + 5).requires_grad_()
+    weight = torch.randn(2, 3, 8, 8)
+    (ours,) = torch.autograd.grad((InstanceNorm()(x) * weight).sum(), x)
+    (theirs,) = torch.autograd.grad((torch.nn.functional.instance_norm(x) * weight).sum(), x)
+    torch.testing.assert_close(ours, theirs, rtol=1e-3, atol=1e-6)
+
+
+def test_the_pool_is_the_plain_one_and_never_asks_the_device_for_a_value(monkeypatch):
+    """The same images as a list would give, several at a time, going on from a state; no value leaves the device."""
+    from sader.baselines.cyclegan import ImagePool
+
+    def asked(*given):
+        raise AssertionError("a recorded step cannot wait for a value")
+
+    size, batch = 5, 4
+    pool, generator, same = ImagePool(size), torch.Generator().manual_seed(3), torch.Generator().manual_seed(3)
+    kept: list[float] = []
+    for number in range(9):
+        fakes = torch.arange(float(batch)).view(batch, 1, 1, 1) + batch * number
+        with monkeypatch.context() as patched:
+            for name in ("tolist", "item", "__int__", "__float__", "__bool__", "__index__"):
+                patched.setattr(torch.Tensor, name, asked)
+            shown = pool.exchanged(fakes, generator)
+        wanted = []
+        for value, (swap, which) in zip(fakes.flatten().tolist(), torch.rand(batch, 2, generator=same), strict=True):
+            place = int(float(which) * size)
+            if len(kept) < size:
+                kept.append(value)
+                wanted.append(value)
+            elif swap < 0.5:
+                wanted.append(kept[place])
+                kept[place] = value
+            else:
+                wanted.append(value)
+        assert shown.flatten().tolist() == wanted
+        assert pool.images is not None
+        assert pool.images.flatten().tolist() == kept
+        again = ImagePool(size)
+        again.images, pool = pool.images, again
+
+
 def test_the_pool_shows_older_images():
     from sader.baselines.cyclegan import ImagePool
 
@@ -306,6 +372,7 @@ def test_the_pool_shows_older_images():
     older = [k for k in range(40) if shown[k] != k]
     assert 8 < len(older) < 30
     assert all(shown[k] < k for k in older)
+    assert pool.images is not None
     assert len(pool.images) == 3
     assert torch.equal(ImagePool(0).exchanged(images, generator), images)
 
@@ -544,11 +611,26 @@ def test_from_preset_is_untrained_and_repeats():
     assert all(torch.equal(a, b) for a, b in zip(first.rival.parameters(), second.rival.parameters(), strict=True))
 
 
+def has_dropout(name):
+    return any(isinstance(m, torch.nn.modules.dropout._DropoutNd) and m.p > 0 for m in tiny(name).modules())
+
+
+def test_recordable_are_those_seen_to_be_the_same():
+    """The list that `test_a_recorded_step_is_an_eager_step` passed on an H200; nothing with dropout is in it."""
+    recordable = {name for name, system in RIVALS.items() if system.recordable}
+    assert recordable == {"ae", "crtsnet", "ddpmcr", "diffcr", "emrdm", "pix2pix", "seqdms"}
+    assert not any(has_dropout(name) for name in recordable)
+    assert {name for name in RIVALS if has_dropout(name)} == {"mcgan", "pmaa", "stgan", "uncrtaints", "ctgan"}
+
+
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 @pytest.mark.parametrize("name", RIVALS)
 def test_a_recorded_step_is_an_eager_step(name, shards, tmp_path, monkeypatch):
     """What may set `System.recordable`: the same losses whether steps are replayed as a CUDA graph or not."""
+    if has_dropout(name):
+        # Both runs would be eager; two eager ones of CTGAN differed by 4.5e-3 on an H200.
+        pytest.skip("a network with dropout is never recorded")
     seen = {}
     for recorded in (False, True):
         monkeypatch.setitem(RIVALS, name, replace(RIVALS[name], recordable=recorded))

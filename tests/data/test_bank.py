@@ -239,6 +239,31 @@ def test_pseudo_dates_keep_detail_and_absent_bands() -> None:
     assert (series[:, 0] - series[:, 1]).abs().mean() > 0.002
 
 
+def recoloured(bank: SeriesBank, images: torch.Tensor, present: torch.Tensor, **settings: float) -> torch.Tensor:
+    """Return B * T dates and B targets (here T = 1) in other colours."""
+    generator = torch.Generator().manual_seed(3)
+    return make(bank, plain(**settings))._recoloured(images, present, 1, generator)
+
+
+def test_other_colours_leave_grey_grey_and_are_the_same_for_all_dates(bank: SeriesBank) -> None:
+    ground = torch.rand(2, 4, 8, 8, generator=torch.Generator().manual_seed(1))
+    images = torch.cat([ground, ground])
+    present = torch.ones(2, 4, dtype=torch.bool)
+    made = recoloured(bank, images, present, mixed=1.0, mixing=0.8)
+    assert (made - images).abs().amax() > 0.03
+    torch.testing.assert_close(made[:2], made[2:])
+    white = torch.full((4, 4, 8, 8), 0.9)
+    torch.testing.assert_close(recoloured(bank, white, present, mixed=1.0, mixing=0.8), white)
+    torch.testing.assert_close(recoloured(bank, images, present), images)
+
+
+def test_a_missing_band_is_mixed_into_nothing(bank: SeriesBank) -> None:
+    images = torch.full((4, 4, 8, 8), 0.5)
+    images[:, 3] = 0
+    present = torch.tensor([[True, True, True, False]] * 2)
+    torch.testing.assert_close(recoloured(bank, images, present, mixed=1.0, mixing=0.8), images)
+
+
 def test_nothing_clear_is_an_error(tmp_path: Path) -> None:
     record = dataclasses.replace(cloudy_record(1), labels=None)
     write_shard(tmp_path / "a.shard", [record])

@@ -18,7 +18,7 @@ from sader.errors import BandError, ConfigError, DataError
 from sader.geo.area import crop_grid, parse_bbox, parse_dates
 from sader.geo.products import MosaicSource
 from sader.geo.stac import is_stac, load_xarray, open_items, search, write_item
-from sader.geo.stac_assets import bands_of, classification_of, locate
+from sader.geo.stac_assets import _grid, bands_of, classification_of, locate
 from sader.geo.stack import DateSource, Grid
 from sader.tiling import Window
 
@@ -649,3 +649,12 @@ def test_an_item_without_place_or_time(tmp_path):
     assert item["assets"]["data"]["nodata"] == "nan"
     assert item["properties"]["datetime"].endswith("Z")
     assert "unknown" in item["properties"]["description"]
+
+
+@pytest.mark.parametrize("code", ["http://somewhere.example/crs", "/vsicurl/http://x/crs", "/etc/passwd", "", None])
+def test_a_reference_system_that_is_no_code_is_not_looked_up(code):
+    asset = {"proj:transform": [10, 0, 0, 0, -10, 0], "proj:shape": [64, 32]}
+    assert _grid({"properties": {"proj:code": code}}, asset) is None
+    found = _grid({"properties": {"proj:code": "EPSG:32632"}}, asset)
+    assert found is not None
+    assert (found.crs, found.width, found.height) == ("EPSG:32632", 32, 64)

@@ -42,9 +42,19 @@ def norm_layer(norm: Norm, channels: int) -> nn.Module:
 
 
 class InstanceNorm(nn.Module):
-    """Instance normalisation without parameters. PyTorch's own refuses a single pixel, which a small image can be."""
+    """Instance normalisation without parameters. PyTorch's own refuses a single pixel, which a small image can be.
+
+    A map without any variation (nodata, a saturated cloud) comes out as zero and learns nothing: the derivative there,
+    1 / sqrt(eps) = 316 in every layer, would overflow in a deep stack (PMAA has 33 in a row).
+    """
+
+    flat = 1e-10
+    """Variance up to which a map counts as constant."""
 
     def forward(self, x: Tensor) -> Tensor:
+        if torch.is_grad_enabled() and x.requires_grad:
+            spread = x.detach().float().var((-2, -1), correction=0, keepdim=True)
+            x = torch.where(spread > self.flat, x, x.detach())
         return torch.group_norm(x, x.shape[1], None, None, 1e-5)
 
 

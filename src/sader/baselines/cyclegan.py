@@ -52,30 +52,52 @@ class CycleGanConfig(RivalConfig):
 
 
 class ImagePool:
-    """The last fake images: a discriminator sees, half of the time, an older one (Shrivastava 2017)."""
+    """The last fake images: a discriminator sees, half of the time, an older one (Shrivastava 2017).
+
+    Everything stays on the device of the images: a step that waits for the host cannot be recorded as a CUDA graph.
+    """
 
     def __init__(self, size: int) -> None:
         self.size = size
-        self.images: Tensor | None = None
+        self._places: Tensor | None = None
+        """(size, C, H, W), filled from the front."""
+        self._filled: Tensor | None = None
+        """How many places are, as a scalar."""
+
+    @property
+    def images(self) -> Tensor | None:
+        """A copy of the remembered images (N, C, H, W), N up to `size`; None before the first. Waits for the device."""
+        if self._places is None or self._filled is None:
+            return None
+        return self._places[: int(self._filled)].clone()
+
+    @images.setter
+    def images(self, images: Tensor | None) -> None:
+        self._places = self._filled = None
+        if images is not None:
+            self._places = images.new_zeros(self.size, *images.shape[1:])
+            self._places[: len(images)] = images
+            self._filled = torch.full((), len(images), dtype=torch.long, device=images.device)
 
     def exchanged(self, fakes: Tensor, generator: torch.Generator) -> Tensor:
         """Return as many images as given: each as it is, or swapped for a remembered one."""
         if self.size == 0:
             return fakes
-        draws = torch.rand(len(fakes), 2, generator=generator, device=generator.device).tolist()
-        kept = [] if self.images is None else list(self.images)
+        if self._places is None or self._filled is None:
+            self.images = fakes[:0]
+        assert self._places is not None
+        assert self._filled is not None
+        draws = torch.rand(len(fakes), 2, generator=generator, device=generator.device).to(fakes.device)
+        chosen = (draws[:, 1].double() * self.size).long()
         shown = []
-        for image, (swap, which) in zip(fakes, draws, strict=True):
-            if len(kept) < self.size:
-                kept.append(image)
-                shown.append(image)
-            elif swap < 0.5:
-                place = int(which * self.size)
-                shown.append(kept[place])
-                kept[place] = image
-            else:
-                shown.append(image)
-        self.images = torch.stack(kept)
+        for image, swap, which in zip(fakes, draws[:, 0] < 0.5, chosen, strict=True):
+            room = self._filled < self.size
+            place = torch.where(room, self._filled, which).view(1)
+            old = self._places.index_select(0, place)[0]
+            shown.append(torch.where(swap & ~room, old, image))
+            # In place: a recorded step knows the addresses.
+            self._places.index_copy_(0, place, torch.where(swap | room, image, old)[None])
+            self._filled.add_(1).clamp_(max=self.size)
         return torch.stack(shown)
 
 

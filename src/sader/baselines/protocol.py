@@ -212,7 +212,7 @@ class System:
     """What a reader of the figures should know, such as why a count differs from the printed one."""
     recordable: bool = False
     """Whether a training step may be recorded as a CUDA graph: its work depends on shapes alone, never on values, and
-    the test marked `gpu` has seen a recorded step equal an eager one."""
+    the test marked `gpu` has seen a recorded step equal an eager one. Networks with dropout are never recorded."""
     train: Mapping[str, Any] = field(default_factory=dict)
     """Changes to `training.config.TrainConfig`: the published optimiser settings."""
 

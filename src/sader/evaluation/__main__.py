@@ -22,6 +22,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--mask", default="true", choices=MASKS)
     parser.add_argument("--steps", default=None)
     parser.add_argument("--samples", type=int, default=1)
+    parser.add_argument("--guide", help="of the resampling: none, mean, conv, mae")
     parser.add_argument("--dates", type=int, default=None)
     parser.add_argument("--limit", type=int, default=None, help="items per place")
     parser.add_argument("--split", default="val", choices=("val", "train", "all", "test"))

@@ -21,6 +21,7 @@ def register(app: Any) -> None:
         mask: Annotated[str, typer.Option(help="Masks the models get: true, reference, or own (none).")] = "true",
         steps: Annotated[str | None, typer.Option(help="Sampling steps: 1, 4, or 4+1 with resampling.")] = None,
         samples: Annotated[int, typer.Option(min=1, help="Results averaged; from 2 on the spread is scored.")] = 1,
+        guide: Annotated[str | None, typer.Option(help="Guide of the resampling: none, mean, conv, mae.")] = None,
         dates: Annotated[int | None, typer.Option(min=1, help="Only so many dates of each item.")] = None,
         limit: Annotated[int | None, typer.Option(min=1, help="Items per place.")] = None,
         split: Annotated[
@@ -53,11 +54,10 @@ def register(app: Any) -> None:
         from sader.evaluation.summary import markdown
 
         request = EvaluationRequest(
-            models=tuple(models), data=tuple(data), task=task, mask=mask, steps=steps, samples=samples, dates=dates,
-            limit=limit, split=split, dataset=dataset, sampler=sampler, protocol=protocol, lists=lists, partial=partial,
-            coverage=coverage,
-            clouds=tuple(clouds or ()), lpips=lpips, rules=rules, pictures=pictures, out=out,
-            seed=seed,
+            models=tuple(models), data=tuple(data), task=task, mask=mask, steps=steps, samples=samples, guide=guide,
+            dates=dates, limit=limit, split=split, dataset=dataset, sampler=sampler, protocol=protocol, lists=lists,
+            partial=partial, coverage=coverage, clouds=tuple(clouds or ()), lpips=lpips, rules=rules,
+            pictures=pictures, out=out, seed=seed,
         )  # fmt: skip
         result = run_evaluation(request, lambda done, name: typer.echo(f"{done:4d} {name}", err=True))
         if as_json:

@@ -15,7 +15,7 @@ from sader.baselines.rules import estimate_cloud_mask
 from sader.data.tasks import Item
 from sader.errors import ConfigError, did_you_mean
 from sader.evaluation.scoring import Method
-from sader.pipeline import CloudRemover, Removal
+from sader.pipeline import CloudRemover, Removal, RemoverOptions
 
 MASKS = ("true", "reference", "own")
 """true: every date's; reference: that of the reference date alone; own: none, the method finds the clouds itself."""
@@ -142,13 +142,16 @@ def controls() -> dict[str, Method]:
     return {"flat_colour_of_truth": flat_colour_of_truth}
 
 
-def make_method(name: str, *, mask: str = "true", steps: int | str | None = None, samples: int = 1) -> Method:
+def make_method(
+    name: str, *, mask: str = "true", steps: int | str | None = None, samples: int = 1, guide: str | None = None
+) -> Method:
     """Return the method called `name`: a classical one, shipped weights or a checkpoint file."""
     if name in CLASSICAL:
         return ClassicalMethod(name, mask)
     if name == "flat_colour_of_truth":
         return flat_colour_of_truth
-    return RemoverMethod(CloudRemover.from_pretrained(name), mask=mask, steps=steps, samples=samples)
+    remover = CloudRemover.from_pretrained(name, options=RemoverOptions(guide=guide))
+    return RemoverMethod(remover, mask=mask, steps=steps, samples=samples)
 
 
 def with_mask(method: Method, mask: str) -> Method:

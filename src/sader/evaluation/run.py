@@ -38,6 +38,8 @@ class EvaluationRequest:
     """Sampling steps of the models; None = each one's own."""
     samples: int = 1
     """Results averaged; from 2 on the spread is scored too."""
+    guide: str | None = None
+    """Guide of the models' resampling (none, mean, conv, mae); None = each one's own."""
     dates: int | None = None
     """Only this many dates of each item; None = all."""
     limit: int | None = None
@@ -102,6 +104,7 @@ def run_evaluation(request: EvaluationRequest, progress: Progress | None = None)
 
     facts: dict[str, object] = {
         "task": request.task, "mask": request.mask, "steps": request.steps, "samples": request.samples,
+        "guide": request.guide,
         "data": [path.name for path in request.data], "split": request.split,
     }  # fmt: skip
     title = f"{request.task}, masks of the models: {request.mask}"
@@ -219,7 +222,7 @@ def _items(request: EvaluationRequest, records: list[SeriesRecord], bands: tuple
 
 
 def _model(name: str, request: EvaluationRequest) -> Method:
-    return make_method(name, mask=request.mask, steps=request.steps, samples=request.samples)
+    return make_method(name, mask=request.mask, steps=request.steps, samples=request.samples, guide=request.guide)
 
 
 def _label(name: str, request: EvaluationRequest) -> str:

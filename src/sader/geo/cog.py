@@ -26,6 +26,10 @@ GDAL_TYPES = {
     "float32": "Float32", "float64": "Float64",
 }  # fmt: skip
 BLOCK = 512
+LEVEL = 1
+"""Of the compression: behind the predictor, higher levels take longer and save next to nothing."""
+CACHE_BYTES = 256 * 2**20
+"""Blocks kept while a file is made; overviews read what has just been written."""
 
 
 @dataclass(frozen=True)
@@ -102,7 +106,7 @@ def make_cog(rows: RowFile, *, tags: Mapping[str, str]) -> Path:
     rasterio = require("rasterio", extra="geo", purpose="writing GeoTIFF")
     shutil = require("rasterio.shutil", extra="geo", purpose="writing GeoTIFF")
     vrt, target = rows.path.with_suffix(".vrt"), rows.path.with_suffix(".tif")
-    with writing(target), rasterio.Env(GDAL_TIFF_INTERNAL_MASK=True, GDAL_CACHEMAX=256):
+    with writing(target), rasterio.Env(GDAL_TIFF_INTERNAL_MASK=True, GDAL_CACHEMAX=CACHE_BYTES):
         vrt.write_text(rows.as_vrt(tags), encoding="utf-8")
         way = "NEAREST" if rows.layer.categories else "AVERAGE"
         shutil.copy(
@@ -110,6 +114,7 @@ def make_cog(rows: RowFile, *, tags: Mapping[str, str]) -> Path:
             str(target),
             driver="COG",
             compress="DEFLATE",
+            level=LEVEL,
             predictor="YES",
             blocksize=BLOCK,
             overview_resampling=way,

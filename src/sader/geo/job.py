@@ -26,10 +26,12 @@ from sader.errors import ConfigError, OutputError
 from sader.geo.cog import RowFile, make_cog, writing
 from sader.geo.options import SceneOptions, layers_of, side_file
 from sader.geo.raster import close_files
+from sader.geo.shared import SharedBlocks, quick_change
 from sader.geo.stack import GeoStack, StackWindow
 from sader.geo.strips import Channels, Finisher, RowBlend
 from sader.geo.values import for_network
 from sader.geo.workfolder import WorkFolder, describe_source
+from sader.inputs import HIGHEST, LOWEST
 from sader.pipeline import CloudRemover
 from sader.scenematch import SceneMatch
 from sader.tiling import Progress, Window, plan_windows
@@ -39,10 +41,10 @@ TileMaker = Callable[["SceneJob", Sequence[Window], Notice], Iterator[tuple[Wind
 """Yields the planes of windows in order, made somewhere else (`sader.geo.remote`); None where no date has data."""
 
 
-WORKERS = 3
-"""Batches in hand at a time on a GPU: one is computed, one prepared, one taken back."""
-BATCHES_AHEAD = 6
-"""Batches that may be read before their turn on a GPU."""
+WORKERS = 4
+"""Batches in hand at a time on a GPU: one is computed, two prepared, one taken back."""
+BATCHES_AHEAD = 4
+"""Batches that may be read before their turn on a GPU; each takes memory."""
 READERS = 8
 """Threads that read tiles for a GPU, at most."""
 GPU_BATCH = 8
@@ -93,6 +95,8 @@ class SceneJob:
         # The first batch on a GPU is computed alone: what is recorded or chosen then must not be disturbed.
         self._warm, self._warming = False, threading.Lock()
         self.readers = max(1, min(READERS, (os.cpu_count() or 2) // 2))
+        self.blocks: SharedBlocks | None = None
+        """What the threads that read for a GPU share."""
         auxiliary = remover.config.network.aux_bands
         has_all = bool(auxiliary) and all(set(auxiliary) <= set(source.bands) for source in stack.sources)
         self.aux = replace(stack, bands=auxiliary) if has_all else None
@@ -142,32 +146,59 @@ class SceneJob:
         blend = RowBlend(
             self.channels.count, height=height, width=width, rows=tall, top=top, overlap=self.remover.options.overlap
         )
+        together = self.maker is None and self.on_gpu
+        self.blocks = SharedBlocks(self.stack) if together else None
         finisher = Finisher(
-            self.stack, self.remover, self.reference, self.channels, self.layers, self.readers if self.on_gpu else 1
-        )
+            self.stack, self.remover, self.reference, self.channels, self.layers, self.readers if self.on_gpu else 1,
+            self.blocks,
+        )  # fmt: skip
         counts = dict(work.counts)
-        waiting = iter(self._made(work, reaching, say))
-        for window, values in waiting:
-            if values is not None:
-                blend.add(window, values)
-            done += 1
-            if progress is not None:
-                progress(done, len(self.windows))
-            last_of_row = window is self.windows[-1] or self.windows[self.windows.index(window) + 1].row != window.row
-            if not last_of_row or window.row < top:
-                continue
-            strip = self.starts.index(window.row)
-            end = self.starts[strip + 1] if strip + 1 < len(self.starts) else height
-            made, found = finisher.rows(window.row, blend.take(end - window.row))
+
+        def finish(strip: int, end: int, planes: NDArray[np.float32]) -> None:
+            first = self.starts[strip]
+            made, found = finisher.rows(first, planes)
             with writing(self.target):
                 for name, values_of_layer in made.items():
-                    rows[name].write(window.row, values_of_layer)
+                    rows[name].write(first, values_of_layer)
             for key, number in found.items():
                 counts[key] = counts.get(key, 0) + number
             work.save(strips=strip + 1, counts=counts)
             for old in self.windows:
-                if old.row <= window.row and old.row + old.height <= end:
+                if old.row <= first and old.row + old.height <= end:
                     work.drop_tile(old)
+            if self.blocks is not None:
+                self.blocks.forget_above(end)
+
+        # Beside a GPU rows are finished while later tiles are made: in order, one row of tiles waiting at most.
+        aside = ThreadPoolExecutor(1, thread_name_prefix="sader-rows") if together else None
+        finishing: Future[None] | None = None
+        try:
+            for window, values in self._made(work, reaching, say):
+                if values is not None:
+                    blend.add(window, values)
+                done += 1
+                if progress is not None:
+                    progress(done, len(self.windows))
+                at = self.windows.index(window)
+                last_of_row = at + 1 == len(self.windows) or self.windows[at + 1].row != window.row
+                if not last_of_row or window.row < top:
+                    continue
+                strip = self.starts.index(window.row)
+                end = self.starts[strip + 1] if strip + 1 < len(self.starts) else height
+                planes = blend.take(end - window.row)
+                if aside is None:
+                    finish(strip, end, planes)
+                    continue
+                if finishing is not None:
+                    finishing.result()
+                finishing = aside.submit(finish, strip, end, planes)
+            if finishing is not None:
+                finishing.result()
+        finally:
+            if aside is not None:
+                aside.shutdown(wait=True, cancel_futures=True)
+            if self.blocks is not None:
+                self.blocks.close()
 
     def _made(
         self, work: WorkFolder, windows: Sequence[Window], say: Notice
@@ -256,10 +287,19 @@ class SceneJob:
             yield read.window, planes[read.window]
 
     def _read(self, window: Window) -> TileRead:
-        dates = self.stack.read(window)
+        blocks = self.blocks
+        dates = self.stack.read(window) if blocks is None else blocks.read(window)
         aux = None if self.aux is None else self.aux.read(window).cloudy
-        cloudy = for_network(dates.cloudy)
-        change = None if self.match is None or not dates.valid.any() else self.match.change(window, cloudy)
+        if blocks is not None and dates.cloudy.min() >= LOWEST and dates.cloudy.max() <= HIGHEST:
+            cloudy = dates.cloudy  # nothing to cut: no second copy of what waits for its turn
+        else:
+            cloudy = for_network(dates.cloudy)
+        if self.match is None or not dates.valid.any():
+            change = None
+        elif blocks is None:
+            change = self.match.change(window, cloudy)
+        else:
+            change = quick_change(self.match, window, cloudy)
         return TileRead(window, dates, aux, cloudy, change)
 
     def _read_ahead(self, windows: Sequence[Window]) -> Iterator[TileRead]:

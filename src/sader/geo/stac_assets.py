@@ -20,6 +20,8 @@ PICTURES = ("visual", "tci", "overview", "preview", "thumbnail", "rendered_previ
 """Assets that show bands and do not measure them."""
 RASTER_TYPES = ("image/tiff", "image/vnd.stac.geotiff", "image/jp2", "application/x-geotiff")
 RASTER_SUFFIXES = (".tif", ".tiff", ".jp2", ".vrt")
+CRS_CODE = re.compile(r"[A-Za-z][A-Za-z0-9_]{1,15}:[A-Za-z0-9]{1,15}")
+"""A reference system by its code; GDAL takes other names for an address or a file where it can, and goes there."""
 _SIZE = re.compile(r"[_-](\d{1,3})m\b", re.IGNORECASE)
 
 
@@ -199,9 +201,11 @@ def _grid(item: Mapping[str, Any], asset: Mapping[str, Any]) -> Grid | None:
     code = asset.get("proj:code") or properties.get("proj:code")
     epsg = asset.get("proj:epsg") or properties.get("proj:epsg")
     crs = str(code) if code else f"EPSG:{int(epsg)}" if epsg else ""
+    if not CRS_CODE.fullmatch(crs):
+        return None  # the file itself says where it lies
     # The transform and shape of the properties may be those of another asset: only the asset's own are sure.
     transform, shape = asset.get("proj:transform"), asset.get("proj:shape")
-    if not crs or not transform or not shape or len(transform) < 6 or len(shape) != 2:
+    if not transform or not shape or len(transform) < 6 or len(shape) != 2:
         return None
     a, b, c, d, e, f = (float(value) for value in transform[:6])
     affine: Affine6 = (a, b, c, d, e, f)

@@ -20,12 +20,15 @@ from sader.geo.values import encode
 from sader.tiling import Window, blend_weights
 
 if TYPE_CHECKING:
+    from sader.geo.shared import SharedBlocks
     from sader.pipeline import CloudRemover
 
 NODATA, OBSERVED, RECONSTRUCTED = 0, 1, 2
 """Codes of the provenance layer."""
 COLUMNS = 1024
 """Columns finished at a time, which bounds the memory of a wide scene."""
+ROWS = 64
+"""Rows finished at a time where threads do it: what lies between then stays in the processor's cache."""
 PLAIN = ValueCoding("uint8", 1.0, 0.0, None, declared=False)
 CODES = ValueCoding("uint8", 1.0, 0.0, float(NODATA), declared=False)
 
@@ -103,6 +106,8 @@ class Finisher:
     layers: tuple[Layer, ...]
     threads: int = 1
     """Parts of a row of tiles finished at a time; each takes memory."""
+    blocks: SharedBlocks | None = None
+    """What was read for the tiles, where it is shared."""
 
     def rows(self, top: int, planes: NDArray[np.float32]) -> tuple[dict[str, NDArray[Any]], dict[str, int]]:
         """Return layer name -> (C, n, W) of the rows from `top` on, and the pixels by what became of them."""
@@ -111,12 +116,18 @@ class Finisher:
             layer.name: np.empty((len(layer.bands), count, width), dtype=layer.coding.dtype) for layer in self.layers
         }
         codes = np.zeros(3, dtype=np.int64)
-        windows = [Window(top, left, count, min(COLUMNS, width - left)) for left in range(0, width, COLUMNS)]
+        high = count if self.threads == 1 else ROWS
+        windows = [
+            Window(first, left, min(high, top + count - first), min(COLUMNS, width - left))
+            for first in range(top, top + count, high)
+            for left in range(0, width, COLUMNS)
+        ]
 
         def finish(window: Window) -> NDArray[np.int64]:
-            part, provenance = self._finish(window, planes[..., window.slices[1]])
+            place = slice(window.row - top, window.row - top + window.height), window.slices[1]
+            part, provenance = self._finish(window, planes[:, *place])
             for name, values in part.items():
-                made[name][..., window.slices[1]] = values
+                made[name][:, *place] = values
             return np.bincount(provenance.ravel(), minlength=3)
 
         if self.threads == 1:
@@ -131,21 +142,24 @@ class Finisher:
         self, window: Window, planes: NDArray[np.float32]
     ) -> tuple[Mapping[str, NDArray[Any]], NDArray[np.uint8]]:
         stack = self.stack
-        dates = stack.read(window)
+        if self.blocks is None:
+            dates = stack.read(window)
+            own, valid = None if self.reference is None else dates.cloudy[self.reference], dates.valid
+        else:
+            own, valid = self.blocks.read_for_finish(window, self.reference)
         image, probability, spread = self.channels.split(planes)
-        cloud = np.full(dates.valid.shape, np.nan, dtype=np.float32)
+        cloud = np.full(valid.shape, np.nan, dtype=np.float32)
         for date, plane in probability.items():
             cloud[date] = plane
-        own = None if self.reference is None else dates.cloudy[self.reference]
-        clear, kept = self.remover.finish(image, own, cloud=cloud, valid=dates.valid, reference=self.reference)
-        seen: NDArray[np.bool_] = np.asarray(dates.valid.any(axis=0))
+        clear, kept = self.remover.finish(image, own, cloud=cloud, valid=valid, reference=self.reference)
+        seen: NDArray[np.bool_] = np.asarray(valid.any(axis=0))
         digital = encode(clear, seen, stack.coding)
         if self.reference is not None:
             digital = np.where(kept, self._own_numbers(window, clear, seen), digital)
         provenance = np.where(kept, OBSERVED, np.where(seen, RECONSTRUCTED, NODATA)).astype(np.uint8)
         made: dict[str, NDArray[Any]] = {"result": digital, "provenance": provenance[None]}
         threshold = self.remover.options.cloud_threshold
-        made["count"] = (dates.valid & (cloud < threshold)).sum(axis=0).clip(max=255).astype(np.uint8)[None]
+        made["count"] = (valid & (cloud < threshold)).sum(axis=0).clip(max=255).astype(np.uint8)[None]
         if spread is not None:
             made["uncertainty"] = np.where(seen, np.where(kept, 0.0, spread), np.nan).astype(np.float32)
         return {layer.name: made[layer.name] for layer in self.layers}, provenance
@@ -157,5 +171,6 @@ class Finisher:
         read = getattr(source, "read_digital", None)
         if read is None or not source.grid.same_as(self.stack.grid) or source.coding != self.stack.coding:
             return encode(clear, seen, self.stack.coding)
-        numbers: NDArray[Any] = read(window, bands=self.stack.bands, grid=self.stack.grid)
+        shared = None if self.blocks is None else self.blocks.read_digital(self.reference, window)
+        numbers: NDArray[Any] = read(window, bands=self.stack.bands, grid=self.stack.grid) if shared is None else shared
         return numbers

@@ -189,9 +189,7 @@ class CompositeHead(nn.Module):
         self.prefer_anchor = nn.Parameter(torch.tensor(CLASSICAL["prefer_anchor"]))
         self.prefer_fill = nn.Parameter(torch.tensor(CLASSICAL["prefer_fill"]))
 
-    def forward(
-        self, matched: MatchedDates, dates_fine: Tensor, fused_fine: Tensor, available: Tensor
-    ) -> Blend:
+    def forward(self, matched: MatchedDates, dates_fine: Tensor, fused_fine: Tensor, available: Tensor) -> Blend:
         """Return the composite, from the matched dates and the condition network's finest features."""
         batch, dates = dates_fine.shape[:2]
         place = self.place(fused_fine)

@@ -6,7 +6,6 @@ Nothing is decoded here: a file of a few kilobytes may say that it is a million 
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -20,7 +19,6 @@ from sader.viewer.settings import Limits
 RASTERS = (".tif", ".tiff", ".jp2")
 INDIRECT = (".vrt", ".img", ".zarr", ".nc", ".h5", ".gpkg", ".zip")
 JSONS = (".json", ".geojson")
-CODE = re.compile(r"[A-Za-z][A-Za-z0-9_]{1,15}:[A-Za-z0-9]{1,15}")
 MOST_JSON = 16 * 2**20
 MOST_ITEMS = 500
 
@@ -104,10 +102,12 @@ def _check_item(item: Any, name: str) -> None:
     entries = [*(item.get("assets") or {}).values(), *(item.get("links") or [])]
     if not all(isinstance(entry, dict) for entry in entries):
         raise DataError(f"{name} holds no STAC item: its assets and links must be objects.")
+    from sader.geo.stac_assets import CRS_CODE
+
     # GDAL takes a reference system's name for an address or a file where it can be one, and goes there.
     for place in ((item.get("properties") or {}), *(item.get("assets") or {}).values()):
         code, number = place.get("proj:code"), place.get("proj:epsg")
-        if not (code is None or (isinstance(code, str) and CODE.fullmatch(code))):
+        if not (code is None or (isinstance(code, str) and CRS_CODE.fullmatch(code))):
             raise ForbiddenError(f"{name} has proj:code {str(code)[:80]!r}; expected a code such as EPSG:32632.")
         if not (number is None or (isinstance(number, int) and 0 < number < 10**7)):
             raise ForbiddenError(f"{name} has proj:epsg {str(number)[:80]!r}; expected a number such as 32632.")
