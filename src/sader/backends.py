@@ -1,12 +1,12 @@
 """Who computes the tiles of a `CloudRemover`: PyTorch as it is, `sader.fast`, or the exported graph in ONNX Runtime.
 
-The plain path is always there. The other one is chosen by name, or by "auto" where measuring says that it pays
-(benchmarks/RESULTS.md, issue 6): making the graph takes half a minute, and each tile then takes a little less time.
+The plain path is always there. The others are chosen by name, or by "auto", which takes what measuring found fastest
+(benchmarks/RESULTS.md, issue 6): "quick", on a GPU and on a CPU alike. ONNX Runtime comes after it on a CPU, and
+making its graph takes half a minute; it is for those who want no PyTorch where the model runs.
 """
 
 from __future__ import annotations
 
-import importlib.util
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
@@ -20,25 +20,20 @@ from sader.errors import ConfigError, did_you_mean, require
 from sader.tilegraph import TileResult
 
 BACKENDS = ("torch", "quick", "onnx", "auto")
-PAYS_FROM = 100
-"""Tiles of a scene from which the half minute for making the graph is won back."""
 
 
-def choose_backend(asked: str | None, *, device: torch.device, tiles: int) -> str:
+def choose_backend(asked: str | None, *, device: torch.device) -> str:
     """Return "torch", "quick" or "onnx".
 
-    None: "quick" on a GPU, else "torch". "auto" takes ONNX Runtime for large scenes on a CPU where it is installed.
+    None: "quick" on a GPU, else "torch", which rounds alike on every processor. "auto": the fastest, "quick".
     """
-    if asked is None or (asked == "auto" and device.type == "cuda"):
+    if asked is None:
         return "quick" if device.type == "cuda" else "torch"
     if asked not in BACKENDS:
         raise ConfigError(f"unknown backend {asked!r}{did_you_mean(asked, BACKENDS)}")
     if asked == "onnx" and device.type != "cpu":
         raise ConfigError(f"backend onnx computes on the CPU, but the device is {device}. Use --device cpu.")
-    if asked != "auto":
-        return asked
-    installed = all(importlib.util.find_spec(name) is not None for name in ("onnx", "onnxruntime"))
-    return "onnx" if installed and device.type == "cpu" and tiles >= PAYS_FROM else "torch"
+    return "quick" if asked == "auto" else asked
 
 
 def open_session(path: str | Path, *, threads: int | None = None) -> Any:

@@ -70,8 +70,9 @@ class RemoverOptions:
     mask_growth: int = 2
     """Pixels by which the model's own estimate is widened: a cloud's fringe costs more than a little clear land."""
     backend: str = "torch"
-    """Who computes the tiles: "torch", "quick" (the same in half precision with the short cuts of `sader.fast`, for a
-    GPU; where they cannot be had it is "torch"), or "onnx" (ONNX Runtime on the CPU; within 1e-4 of the first)."""
+    """Who computes the tiles: "torch", "quick" (the same with the short cuts of `sader.fast`, in half precision where
+    the GPU or CPU has it; where they cannot be had it is "torch"), or "onnx" (ONNX Runtime on the CPU; within 1e-4 of
+    the first)."""
 
     def __post_init__(self) -> None:
         if self.batch_size < 1:
@@ -649,12 +650,9 @@ class CloudRemover:
         if self.options.backend != "quick" or self.rival is not None or not self.config.network.composite:
             return None
         from sader.fast import FastOptions, QuickTiles
-        from sader.model.fused import can_fuse
 
         assert isinstance(self.config, ModelConfig)
-        options = FastOptions.all_on()
-        if not can_fuse(self.device):
-            options = replace(options, fused=False)
+        options = FastOptions.suited(self.device, composite=True)
         return QuickTiles(
             self.denoiser, self.config, options, threshold=self.options.cloud_threshold,
             growth=self.options.mask_growth,
@@ -666,12 +664,9 @@ class CloudRemover:
         if self.options.backend != "quick" or self.rival is not None or self.config.network.composite:
             return None
         from sader.fast import FastOptions, FastSampler
-        from sader.model.fused import can_fuse
 
         assert isinstance(self.config, ModelConfig)
-        options = FastOptions.all_on()
-        if not can_fuse(self.device):
-            options = replace(options, fused=False)
+        options = FastOptions.suited(self.device, composite=False)
         return FastSampler(self.denoiser, self.config, options, guide=self._guide)
 
     @cached_property

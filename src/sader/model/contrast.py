@@ -11,7 +11,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 MOST_GAIN = 1.15
-"""Largest factor for details: on the training places sharpness rises by 0.06 to 0.07 for 0.03 to 0.06 dB."""
+"""Largest factor for details. All of the way to this bound, sharpness rose by 0.06 to 0.07 on the training places for
+0.03 to 0.06 dB."""
 PIXELS_CONTRAST = 2000.0
 """Evidence, in pairs of clear pixels, at which the measured contrast is trusted by half."""
 DETAIL = 5
@@ -27,7 +28,8 @@ def contrast_gain(predicted: Tensor, own: Tensor, known: Tensor) -> Tensor:
     pairs = known[:, :-1, :-1] * known[:, 1:, :-1] * known[:, :-1, 1:]
     evidence = pairs.sum(dim=(1, 2))
     shown, said = ((_gradient(image) * pairs).sum(dim=(1, 2)) for image in (own, predicted))
-    gain = (shown / said.clamp(min=1e-6)).clamp(1.0, MOST_GAIN)
+    # Half of the way, in logarithms: details that are only partly right should not be strengthened in full.
+    gain = (shown / said.clamp(min=1e-6)).clamp(min=1e-6).sqrt().clamp(1.0, MOST_GAIN)
     return 1 + (gain - 1) * evidence / (evidence + PIXELS_CONTRAST)
 
 

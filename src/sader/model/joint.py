@@ -23,7 +23,6 @@ from sader.model.matching import (
     inlier_weight,
     to_cells,
     to_pixels,
-    whole_cells,
 )
 
 BEST_DATES = 2
@@ -88,7 +87,7 @@ def _regressed(features: Tensor, residual: Tensor, weight: Tensor) -> Tensor:
     ph, pw = (height + CELL - 1) // CELL * CELL, (width + CELL - 1) // CELL * CELL
     padded = reflect_pad(x, ph, pw)[:, None]
     target = reflect_pad(residual, ph, pw)[:, None]
-    counted = whole_cells(near)
+    counted = F.pad(near, (0, pw - width, 0, ph - height))
     cells = to_cells(padded, target)
 
     def fitted(misfit: Tensor) -> tuple[Tensor, Tensor, Tensor]:

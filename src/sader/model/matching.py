@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from einops import rearrange
 from torch import Tensor
 
-from sader.model.blocks import full_precision, is_exporting, reflect_pad
+from sader.model.blocks import full_precision, reflect_pad
 
 CELL = 8
 """Edge of a statistics cell in pixels."""
@@ -83,18 +83,7 @@ def weighted_sum(weights: Tensor, values: Tensor) -> Tensor:
 def to_pixels(x: Tensor, height: int, width: int) -> Tensor:
     """Return cell maps (N, D, h, w) as smooth pixel maps (N, D, H, W)."""
     full = F.interpolate(x, scale_factor=CELL, mode="bilinear", align_corners=False)
-    return full if is_exporting() else full[..., :height, :width]
-
-
-def whole_cells(x: Tensor) -> Tensor:
-    """Return x (..., H, W) with zeros at the bottom and right, up to whole cells.
-
-    A graph takes whole cells only (`export.unit_of`); there, padding a free size by nothing would be 60 nodes.
-    """
-    if is_exporting():
-        return x
-    height, width = x.shape[-2:]
-    return F.pad(x, (0, -width % CELL, 0, -height % CELL))
+    return full[..., :height, :width]
 
 
 def match_dates(cloudy: Tensor, clear: Tensor, anchor: Tensor) -> Tensor:
@@ -131,7 +120,7 @@ def fit_dates(cloudy: Tensor, clear: Tensor, anchor: Tensor) -> tuple[Tensor, Te
     batch, _, bands, height, width = cloudy.shape
     ph, pw = (height + CELL - 1) // CELL * CELL, (width + CELL - 1) // CELL * CELL
     # Bottom and right cells are completed with weight zero, so that padding is no evidence.
-    weight = whole_cells(clear)
+    weight = F.pad(clear, (0, pw - width, 0, ph - height))
     x = reflect_pad(cloudy, ph, pw)
     pick = anchor.view(batch, 1, 1, 1, 1)
     target = x.gather(1, pick.expand(-1, 1, bands, ph, pw))
@@ -245,6 +234,8 @@ def spread_from_clear(values: Tensor, clear: Tensor, *, floor: float = 1e-5) -> 
     clear pixel is near. Differentiable.
     """
     height, width = values.shape[-2:]
-    weight, padded = whole_cells(clear.float() + floor)[:, None], whole_cells(values.float())
+    ph, pw = (height + CELL - 1) // CELL * CELL, (width + CELL - 1) // CELL * CELL
+    weight = F.pad(clear.float() + floor, (0, pw - width, 0, ph - height))[:, None]
+    padded = F.pad(values.float(), (0, pw - width, 0, ph - height))
     blurred = heavy_tailed_blur(F.avg_pool2d(torch.cat([padded * weight, weight], dim=1), CELL))
     return to_pixels(blurred[:, :-1] / blurred[:, -1:].clamp(min=1e-8), height, width)
