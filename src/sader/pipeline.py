@@ -1,129 +1,50 @@
 """`CloudRemover`: cloudy arrays in, one clear array out. The only place that joins model, sampler and tiles.
 
-Reflectance comes in and goes out as float32 in [0, 1]; the model's [-1, 1] exists only in here. No files, no map
-projections: those are in `sader.geo`.
+Reflectance comes in and goes out as float32 in [0, 1]. What happens to a tile is in `tilework.py`; files and map
+projections are in `sader.geo`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from functools import cached_property
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 from numpy.typing import ArrayLike, NDArray
-from torch import Tensor
 
-from sader.baselines.backend import check_rival_steps, rival_images
+from sader.baselines.backend import check_rival_steps
 from sader.baselines.protocol import Rival
 from sader.baselines.registry import find_config
-from sader.checkpoint import Checkpoint, build_model, find_checkpoint, load_checkpoint, shipped_guide
-from sader.config import ModelConfig, SamplingConfig
-from sader.data.series import to_model_range, to_reflectance
+from sader.checkpoint import Checkpoint, build_model, find_checkpoint, load_checkpoint
+from sader.data.series import to_model_range
 from sader.diffusion import Denoiser
 from sader.errors import ConfigError, ShapeError
 from sader.inputs import PreparedSeries, parse_steps, prepare_series
-from sader.model.contrast import with_contrast
-from sader.model.matching import match_dates
-from sader.model.mtcdn import MTCDN, Condition
-from sader.sampling import Correction, NoiseSource, Solver, karras_sigmas, sample
-from sader.scenematch import SceneMatch, decimation, feather, look_factor
-from sader.tilegraph import expected_error, used_cloud, where_seen
-from sader.tiling import Blend, NoiseField, Progress, Ticks, Window, plan_windows
+from sader.removal import Removal, RemoverOptions
+from sader.scenematch import SceneMatch, decimation, look_factor
+from sader.tilework import TileWork
+from sader.tiling import Blend, Progress, Ticks, Window, plan_windows
 
 if TYPE_CHECKING:
     import xarray as xr
 
-    from sader.backends import OnnxTiles
-    from sader.fast import FastSampler, QuickTiles
     from sader.geo.arrays import LoadFunction
     from sader.geo.scene import SceneReport
-    from sader.resampling import Guide
+
+__all__ = ["DEFAULT_MODEL", "CloudRemover", "Removal", "RemoverOptions"]
 
 DEFAULT_MODEL = "sader-s2-rgbn"
 
 
-@dataclass(frozen=True)
-class RemoverOptions:
-    """How the work is cut up, sampled and masked, where that is not the caller's to say at every call."""
-
-    tile: int = 512
-    """Edge of a tile in pixels, 64 to 1024; an image smaller than that is one tile. Dates are matched within a tile:
-    small tiles know less."""
-    overlap: int = 64
-    """Pixels shared by neighbouring tiles, at most half a tile."""
-    batch_size: int = 1
-    """Tiles per evaluation on a GPU. On a CPU it is always 1: there more are no faster, and matrix products round
-    differently for different batches, so that the result would depend on this number."""
-    solver: Solver | None = None
-    """None = the checkpoint's own; "euler" or "heun"."""
-    guide: str | None = None
-    """Guide of the resampling; None = the checkpoint's own."""
-    guide_weights: str | None = None
-    """File with the weights of a learned guide (sader pretrain-guide); None = the shipped ones, where there are."""
-    cloud_threshold: float = 0.5
-    """Probability of cloud or shadow from which the model's own estimate calls a pixel hidden; chosen, with the growth
-    below, on training places of CloudSEN12."""
-    mask_growth: int = 2
-    """Pixels by which the model's own estimate is widened: a cloud's fringe costs more than a little clear land."""
-    backend: str = "torch"
-    """Who computes the tiles: "torch", "quick" (the same with the short cuts of `sader.fast`, in half precision where
-    the GPU or CPU has it; where they cannot be had it is "torch"), or "onnx" (ONNX Runtime on the CPU; within 1e-4 of
-    the first)."""
-
-    def __post_init__(self) -> None:
-        if self.batch_size < 1:
-            raise ConfigError(f"batch_size is {self.batch_size}; expected at least 1 tile per evaluation.")
-        if self.backend not in ("torch", "quick", "onnx"):
-            raise ConfigError(f"backend is {self.backend!r}; expected 'torch', 'quick' or 'onnx'.")
-
-
-@dataclass(frozen=True)
-class Removal:
-    """A result with what is known about it; arrays cover the whole image."""
-
-    clear: NDArray[np.float32]
-    """(C, H, W) reflectance; NaN where no date has data."""
-    cloud: NDArray[np.float32] | None
-    """(T, H, W) probability of cloud or shadow that was used, given or estimated; None for the paper's network."""
-    kept: NDArray[np.bool_]
-    """(H, W): pixels taken unchanged from the reference date."""
-    spread: NDArray[np.float32] | None
-    """(C, H, W): standard deviation to be expected, 0 where pixels are kept: the network's own estimate of its error,
-    where it has one, and the spread over the samples together. None for one sample of a network without estimate."""
-
-
-class CloudRemover:
+class CloudRemover(TileWork):
     """Removes clouds from arrays.
 
     >>> remover = CloudRemover.from_pretrained("sader-s2-rgbn")   # doctest: +SKIP
     >>> clear = remover(cloudy, reference=0)                      # doctest: +SKIP
     """
-
-    def __init__(
-        self,
-        checkpoint: Checkpoint,
-        *,
-        device: str | torch.device | None = None,
-        options: RemoverOptions | None = None,
-    ) -> None:
-        self.device = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
-        self.config = checkpoint.config
-        self.card = checkpoint.card
-        self.options = options or RemoverOptions()
-        model = checkpoint.model.to(self.device).eval()
-        self.rival: Rival | None = None
-        """The network where it is not SADER's own; `denoiser` and `network` are SADER's and then not there."""
-        if isinstance(model, Rival):
-            self.rival = model
-            if (size := model.config.fixed_size) is not None:  # not the caller's to choose
-                self.options = replace(self.options, tile=size, overlap=min(self.options.overlap, size // 2))
-        else:
-            assert isinstance(model.network, MTCDN)
-            self.denoiser, self.network = model, model.network
 
     @classmethod
     def from_pretrained(cls, name_or_path: str | Path = DEFAULT_MODEL, **kwargs: Any) -> CloudRemover:
@@ -143,16 +64,6 @@ class CloudRemover:
     def model(self) -> Denoiser | Rival:
         """The network with all its weights, SADER's own or a rival's."""
         return self.denoiser if self.rival is None else self.rival
-
-    @property
-    def states_error(self) -> bool:
-        """Whether the network says by itself how far off it may be, so that one sample has a spread."""
-        return self.config.network.error_head
-
-    @property
-    def bands(self) -> tuple[str, ...]:
-        """The bands the model works on, in its order."""
-        return self.config.network.bands
 
     @property
     def has_cloud_head(self) -> bool:
@@ -506,282 +417,12 @@ class CloudRemover:
             raise ConfigError(f"tile is {self.options.tile}; this network needs at least {multiple} pixels.")
         return tile
 
-    def _tiles(
-        self,
-        tiles: Sequence[PreparedSeries],
-        windows: Sequence[Window],
-        steps: int,
-        resamplings: int,
-        seed: int,
-        samples: int,
-        ticks: Ticks,
-    ) -> list[Removal]:
-        """Return what the network makes of tiles of one size: raw images in the model's bands, nothing put back."""
-        height, width = tiles[0].cloudy.shape[-2:]
-        first, *_ = padded = [tile.padded(self.config.network.multiple) for tile in tiles]
-        # The noise covers the padding too; a tile is padded only where the whole scene is smaller than a tile.
-        places = [Window(w.row, w.col, *first.cloudy.shape[-2:]) for w in windows]
-
-        def joined(name: str) -> Tensor:
-            return torch.cat([getattr(tile, name) for tile in padded]).to(self.device)
-
-        reference = joined("reference")
-        if self.rival is not None:
-            with torch.inference_mode():
-                answers = rival_images(
-                    self.rival, places, cloudy=joined("cloudy"), valid=joined("valid"), cloud=joined("cloud"),
-                    reference=reference, days=None if first.days is None else joined("days"),
-                    aux=None if first.aux is None else joined("aux"), steps=steps,
-                    seeds=[seed + 7919 * number for number in range(samples)],
-                )  # fmt: skip
-            ticks.add(len(windows) * (1 + steps * samples))
-            found = to_reflectance(torch.stack(answers))[..., :height, :width].cpu().numpy()
-            return [self._raw_tile(tile, found[:, index], None, None) for index, tile in enumerate(tiles)]
-        if self.options.backend == "onnx" or (self._quick is not None and self._can_be_quick(first, resamplings)):
-            return self._graph_tiles(tiles, joined, places, steps, resamplings, seed, samples, ticks)
-        cloudy, valid, band_present = to_model_range(joined("cloudy")), joined("valid"), joined("band_present")
-        sampler = self._quick_sampler
-        if sampler is not None and (self.options.solver or self._solver()) == "euler":
-            more = {"valid": valid, "band_present": band_present}
-            if first.aux is not None:
-                more["aux"] = to_model_range(joined("aux"))
-            if first.days is not None:
-                more["days"] = joined("days")
-            quick = []
-            for number in range(samples):
-                noise = self._noise(cloudy.shape, places, seed + 7919 * number)
-                quick.append(to_reflectance(sampler(cloudy, noise, steps=steps, resamplings=resamplings, **more)))
-            ticks.add(len(windows) * (1 + steps * samples))
-            found = torch.stack(quick)[..., :height, :width].cpu().numpy()
-            return [self._raw_tile(tile, found[:, index], None, None) for index, tile in enumerate(tiles)]
-        used: Tensor | None = None
-        shown: Tensor | None = None
-        with torch.inference_mode():
-            if self.config.network.composite:
-                used = self._cloud(cloudy, valid, joined("cloud"), band_present, reference)
-                if first.change is not None:
-                    cloudy = cloudy + 2 * joined("change")  # the model's range is twice as wide as reflectance
-                    reference, shown = self._where_seen(reference, used, valid)
-            condition = self.network.condition(
-                cloudy,
-                aux=None if first.aux is None else to_model_range(joined("aux")),
-                valid=valid,
-                cloud=used,
-                reference=reference,
-                days=None if first.days is None else joined("days"),
-                band_present=band_present,
-            )
-            ticks.add(len(windows))
-            images = [
-                to_reflectance(self._sample(condition, places, steps, resamplings, seed + 7919 * number, ticks))
-                for number in range(samples)
-            ]
-            if condition.contrast is not None and steps == 1:  # more steps make texture of their own
-                images = [with_contrast(image, condition.contrast) for image in images]
-            if shown is not None:
-                own = joined("cloudy")[torch.arange(len(tiles)), joined("reference").clamp(min=0)]
-                images = [feather(image, own, shown) for image in images]
-            stated = expected_error(condition, scene=first.change is not None)
-        stacked = torch.stack(images)[..., :height, :width].cpu().numpy()
-        clouds = None if used is None else used[..., :height, :width].float().cpu().numpy()
-        errors = None if stated is None else stated[..., :height, :width].cpu().numpy()
-        return [
-            self._raw_tile(
-                tile,
-                stacked[:, index],
-                None if clouds is None else clouds[index],
-                None if errors is None else errors[index],
-            )
-            for index, tile in enumerate(tiles)
-        ]
-
-    def _graph_tiles(
-        self,
-        tiles: Sequence[PreparedSeries],
-        joined: Callable[[str], Tensor],
-        places: Sequence[Window],
-        steps: int,
-        resamplings: int,
-        seed: int,
-        samples: int,
-        ticks: Ticks,
-    ) -> list[Removal]:
-        """Return what `_tiles` returns, each tile computed as one graph: by ONNX Runtime, or on the GPU (`_quick`)."""
-        if resamplings or (self.options.solver or self._solver()) != "euler":
-            raise ConfigError(
-                f"backend onnx samples with Euler steps alone; asked for {steps}+{resamplings} steps and solver "
-                f"{self.options.solver or self._solver()}. Use backend torch."
-            )
-        height, width = tiles[0].cloudy.shape[-2:]
-        change = None if tiles[0].change is None else joined("change")
-        fields = [NoiseField(seed + 7919 * number) for number in range(samples)]
-        noises = [
-            torch.from_numpy(np.stack([field.window(place, channels=len(self.bands), draw=0) for place in places]))
-            for field in fields
-        ]
-        engine = self._onnx if self.options.backend == "onnx" else self._quick
-        assert engine is not None
-        images, made = engine(
-            cloudy=joined("cloudy"), valid=joined("valid"), cloud=joined("cloud"), reference=joined("reference"),
-            noises=[noise[:, None].to(self.device) for noise in noises], band_present=joined("band_present"),
-            change=change, steps=steps,
-        )  # fmt: skip
-        ticks.add(len(places) * (1 + steps * samples))
-        if made.shown is not None and made.shown.any():
-            own = joined("cloudy")[torch.arange(len(tiles)), joined("reference").clamp(min=0)]
-            images = [feather(image, own, made.shown) for image in images]
-        stacked = torch.stack(images)[..., :height, :width].cpu().numpy()
-        clouds = made.cloud[..., :height, :width].cpu().numpy()
-        errors = made.error[..., :height, :width].cpu().numpy() if self.states_error else None
-        return [
-            self._raw_tile(tile, stacked[:, index], clouds[index], None if errors is None else errors[index])
-            for index, tile in enumerate(tiles)
-        ]
-
-    def _can_be_quick(self, tile: PreparedSeries, resamplings: int) -> bool:
-        """Whether `_quick` computes what is asked for: Euler steps alone, nothing that its graph has no input for."""
-        euler = (self.options.solver or self._solver()) == "euler"
-        days_count = tile.days is not None and self.network.config.date_input == "days"
-        return euler and not resamplings and tile.aux is None and not days_count
-
-    @cached_property
-    def _quick(self) -> QuickTiles | None:
-        """The tiles of a network with composite by the short cuts of `sader.fast`; None where they are not wanted."""
-        if self.options.backend != "quick" or self.rival is not None or not self.config.network.composite:
-            return None
-        from sader.fast import FastOptions, QuickTiles
-
-        assert isinstance(self.config, ModelConfig)
-        options = FastOptions.suited(self.device, composite=True)
-        return QuickTiles(
-            self.denoiser, self.config, options, threshold=self.options.cloud_threshold,
-            growth=self.options.mask_growth,
-        )  # fmt: skip
-
-    @cached_property
-    def _quick_sampler(self) -> FastSampler | None:
-        """The paper's networks by the short cuts of `sader.fast`; None where they are not wanted."""
-        if self.options.backend != "quick" or self.rival is not None or self.config.network.composite:
-            return None
-        from sader.fast import FastOptions, FastSampler
-
-        assert isinstance(self.config, ModelConfig)
-        options = FastOptions.suited(self.device, composite=False)
-        return FastSampler(self.denoiser, self.config, options, guide=self._guide)
-
-    @cached_property
-    def _onnx(self) -> OnnxTiles:
-        """The graphs of this model in ONNX Runtime, made when first needed."""
-        from sader.backends import OnnxTiles
-
-        if self.device.type != "cpu":
-            raise ConfigError(f"backend onnx computes on the CPU, but the device is {self.device}. Use device='cpu'.")
-        if self.rival is not None:
-            raise ConfigError(f"backend onnx runs SADER's own networks, not {self.config.name}. Use backend torch.")
-        own = Checkpoint(self.denoiser, self.config, self.card)
-        return OnnxTiles(own, threshold=self.options.cloud_threshold, growth=self.options.mask_growth)
-
-    def _where_seen(self, reference: Tensor, cloud: Tensor, valid: Tensor) -> tuple[Tensor, Tensor | None]:
-        """Return `where_seen`, with None for what is shown where no tile shows too little."""
-        led, shown = where_seen(reference, cloud, valid, threshold=self.options.cloud_threshold)
-        return (reference, None) if torch.equal(led, reference) else (led, shown)
-
-    def _raw_tile(
-        self,
-        tile: PreparedSeries,
-        images: NDArray[np.float32],
-        cloud: NDArray[np.float32] | None,
-        stated: NDArray[np.float32] | None,
-    ) -> Removal:
-        """Return one tile from its samples (S, C, h, w), the cloud probability (T, h, w) that was used, and the error
-        (C, h, w) that the network expects."""
-        date, image = int(tile.reference[0]), images.mean(axis=0)
-        kept = np.zeros(image.shape[-2:], dtype=bool)
-        if date >= 0:
-            probability = tile.cloud[0].numpy() if cloud is None else cloud
-            kept = (probability[date] < self.options.cloud_threshold) & tile.valid[0, date].numpy()
-            if not self.config.network.composite:
-                image = follow(image, tile.cloudy[0, date].numpy(), kept)
-        spread = images.std(axis=0)
-        return Removal(image, cloud, kept, spread if stated is None else np.hypot(spread, stated))
-
     @staticmethod
     def _in_given_bands(removal: Removal, series: PreparedSeries) -> Removal:
         back = list(series.output)
         return replace(
             removal, clear=removal.clear[back], spread=None if removal.spread is None else removal.spread[back]
         )
-
-    def _cloud(self, cloudy: Tensor, valid: Tensor, given: Tensor, band_present: Tensor, reference: Tensor) -> Tensor:
-        """Return the cloud probability (B, T, H, W): the given masks, the model's estimate where they are NaN."""
-        if not given.isnan().any():
-            return given
-        return used_cloud(
-            self.network, cloudy, valid, given, band_present, reference,
-            threshold=self.options.cloud_threshold, growth=self.options.mask_growth,
-        )  # fmt: skip
-
-    def _sample(
-        self,
-        condition: Condition,
-        windows: Sequence[Window],
-        steps: int,
-        resamplings: int,
-        seed: int,
-        ticks: Ticks,
-    ) -> Tensor:
-        """Return the sampled images (tiles, C, h, w) in the model's range."""
-        diffusion = self.denoiser.config
-        mean = condition.mean.float()
-        sigmas = karras_sigmas(steps, sigma_min=diffusion.sigma_min, sigma_max=diffusion.sigma_max)
-        return sample(
-            lambda x, sigma: self.denoiser(x, sigma, condition),
-            mean,
-            self._noise(mean.shape, windows, seed),
-            sigmas,
-            alpha=diffusion.alpha,
-            initial=mean if self.config.network.composite else 0.0,
-            solver=self.options.solver or self._solver(),
-            correction=self._correction(resamplings, condition),
-            callback=lambda step, image: ticks.add(len(windows)),
-        )
-
-    def _noise(self, shape: Sequence[int], windows: Sequence[Window], seed: int) -> NoiseSource:
-        """Return the source of noise (tiles, S, C, h, w) at the places of the tiles."""
-        field = NoiseField(seed)
-
-        def noise(draw: int) -> Tensor:
-            tiles = [field.window(window, channels=shape[1] * shape[2], draw=draw) for window in windows]
-            return torch.from_numpy(np.stack(tiles)).view(*shape).to(self.device)
-
-        return cached(noise)
-
-    @property
-    def _sampling(self) -> SamplingConfig:
-        assert isinstance(self.config, ModelConfig)
-        return self.config.sampling
-
-    def _solver(self) -> Solver:
-        return "heun" if self._sampling.solver == "heun" else "euler"
-
-    def _correction(self, resamplings: int, condition: Condition) -> Correction | None:
-        if resamplings == 0:
-            return None
-        from sader.resampling import Resampler, ResamplerConfig
-
-        config = ResamplerConfig(steps=resamplings, threshold=self._sampling.resample_threshold)
-        return Resampler(config, self._guide, present=condition.present)
-
-    @cached_property
-    def _guide(self) -> Guide | None:
-        """The guide of the resampling, made once: every tile is judged by the same one."""
-        from sader.model.guide import make_guide
-
-        name = self.options.guide or self._sampling.guide
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(0)  # a learned guide without weights starts at random
-            weights = self.options.guide_weights or shipped_guide(name, self.bands)
-            return make_guide(name, bands=len(self.bands), weights=weights)
 
     def _finish(
         self,
@@ -803,28 +444,3 @@ class CloudRemover:
         if spread is not None:
             spread = np.where(kept, 0.0, spread).astype(np.float32)
         return self._in_given_bands(Removal(clear, used, kept, spread), series)
-
-
-def follow(image: NDArray[np.float32], own: NDArray[np.float32], clear: NDArray[np.bool_]) -> NDArray[np.float32]:
-    """Return `image` (C, H, W) in the radiometry of `own`, fitted on the pixels where `own` is clear.
-
-    For networks that know no reference date: their result is a new image, and pasting a date's clear pixels into it
-    would show every edge.
-    """
-    pair = torch.from_numpy(np.stack([own, image]))[None] * 2 - 1
-    weight = torch.from_numpy(np.stack([clear, np.ones_like(clear)]))[None].float()
-    matched = match_dates(pair, weight, torch.zeros(1, dtype=torch.long))[0, 1]
-    return ((matched + 1) / 2).clamp(min=0).numpy()
-
-
-def cached(noise: NoiseSource) -> NoiseSource:
-    """Return the noise source remembering its last draw: a guide and a solver may ask for the same one twice."""
-    last: dict[int, Tensor] = {}
-
-    def draw(number: int) -> Tensor:
-        if number not in last:
-            last.clear()
-            last[number] = noise(number)
-        return last[number]
-
-    return draw
