@@ -242,6 +242,19 @@ def test_compare_writes_tables_figures_and_every_item(shards: Path, weights: Pat
     assert (tmp_path / "out" / "clean" / "pictures" / "mine-best1.png").is_file()
 
 
+def test_data_for_one_task_only_is_compared_on_that(shards: Path, tmp_path: Path):
+    rng = np.random.default_rng(5)
+    dn = rng.integers(900, 1600, (2, 4, 48, 48)).astype("u2")
+    labels = np.zeros((2, 48, 48), np.uint8)
+    labels[1] = 255  # a pair: the other date's clouds are not known, so it can be nobody's target
+    pair = SeriesRecord(dn, "ROIs1158_39_p1", "pairs", RGBN, labels)
+    write_shard(tmp_path / "pairs.shard", [pair])
+    data = EvaluationRequest(models=(), data=(tmp_path / "pairs.shard",), clouds=(shards,), limit=1, lpips=False)
+    with pytest.warns(UserWarning, match="no item for task paper"):
+        results = run_compare(CompareRequest(models=("mosaic",), data=data, examples=0))
+    assert [result.task for result in results] == ["clean"]
+
+
 def test_models_are_named_by_what_they_are(weights: Path, tmp_path: Path):
     assert parse_model(str(weights)) == ("my-run", str(weights), None)
     assert parse_model(str(weights.parent)) == ("my-run", str(weights), None)

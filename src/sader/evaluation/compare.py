@@ -6,13 +6,15 @@ Both tasks on shards and scenes, the dataset's own task on a public dataset. Not
 from __future__ import annotations
 
 import re
+import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from sader.baselines.classical import CLASSICAL
-from sader.errors import ConfigError, did_you_mean
+from sader.data.tasks import Item
+from sader.errors import ConfigError, DataError, did_you_mean
 from sader.evaluation.bench import Bench, run_bench
 from sader.evaluation.methods import MASKS, STANDARD, classical_methods, controls, make_method
 from sader.evaluation.report import write_panels
@@ -96,9 +98,18 @@ def run_compare(request: CompareRequest, progress: Progress | None = None) -> li
     bands, others = shared_bands(models), other_bands(models, records)
     results = []
     tasks = ("paper",) if dataset is not None else request.tasks
+    opened: dict[str, Sequence[Item]] = {}
+    missing: list[DataError] = []
     for task in tasks:
-        asked = replace(data, task=task)
-        items = open_items(asked, dataset, records, bands, others)
+        try:
+            opened[task] = open_items(replace(data, task=task), dataset, records, bands, others)
+        except DataError as error:
+            missing.append(error)
+    if not opened:
+        raise missing[0]
+    for error in missing:  # pairs, for one, have nothing for the paper's task: no reason to drop the other
+        warnings.warn(str(error), stacklevel=2)
+    for task, items in opened.items():
         bench = run_bench(items, methods, metrics, protocol=protocol, examples=request.examples, progress=progress)
         summary = summarise(bench.rows, metric=request.metric, seed=data.seed)
         tested = [name for name in known if name not in ("rmse", "sharpness")]
@@ -113,7 +124,7 @@ def run_compare(request: CompareRequest, progress: Progress | None = None) -> li
             title = f"{data.dataset} {data.split}, sampler {data.sampler}, masks of the models: {data.mask}"
         files: list[Path] = []
         if data.out is not None:
-            folder = Path(data.out) / task if len(tasks) > 1 else Path(data.out)
+            folder = Path(data.out) / task if len(opened) > 1 else Path(data.out)
             files = write_comparison(folder, bench, summary, comparisons, title=title, facts=facts)
             if data.pictures:
                 for name in models:
