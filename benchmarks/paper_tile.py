@@ -46,7 +46,7 @@ BANDS = ("B02", "B03", "B04", "B08")
 VALIDATION_SEED = 20_000_003
 """That of `sader.training.validation`, which needs Lightning."""
 SAFE = "float16, recorded, not fused"
-PROFILED = ("+ recorded", SAFE)
+PROFILED = ("+ joined", "+ recorded", SAFE)
 
 
 class Row(NamedTuple):
@@ -240,7 +240,47 @@ def kernel_errors(device: torch.device) -> dict[str, float]:
     return errors
 
 
-def ladder(device: torch.device, *, fused: bool) -> dict[str, FastOptions]:
+def join_errors(device: torch.device, sizes: tuple[tuple[int, int], ...] = ((64, 16), (48, 16))) -> dict[str, float]:
+    """Return the same for the kernels between the blocks (`model.joinkernels`); sizes: (channels, groups)."""
+    from sader.model import joinkernels, kernels
+
+    torch.manual_seed(0)
+    errors: dict[str, float] = {}
+
+    def map_of(*shape: int) -> Tensor:
+        return torch.randn(*shape, device=device).half().contiguous(memory_format=torch.channels_last)
+
+    def note(name: str, got: Tensor, wanted: Tensor) -> None:
+        errors[name] = max(errors.get(name, 0.0), float((got.float() - wanted).norm() / wanted.norm()))
+
+    for channels, groups in sizes:
+        x, more, bias = map_of(2, channels, 40, 72), map_of(2, channels, 40, 72), torch.randn(channels, device=device)
+        for mode, size, resample in (
+            ("none", (40, 72), lambda v: v),
+            ("down", (80, 144), lambda v: F.avg_pool2d(v, 2)),
+            ("up", (20, 36), lambda v: F.interpolate(v, scale_factor=2)),
+        ):
+            skip = map_of(2, channels, *size)
+            beside = torch.zeros(2, 2 * channels, 40, 72, device=device, dtype=x.dtype)
+            beside = beside.contiguous(memory_format=torch.channels_last)
+            alone = x.float() + bias[:, None, None] + resample(skip.float())
+            for added, out in ((None, None), (more, None), (more, beside[:, channels:]), (None, beside[:, :channels])):
+                sums = joinkernels.empty_sums(*x.shape, x)
+                made = joinkernels.join(x, bias, skip, sums, resample=mode, more=added, out=out)
+                wanted = alone if added is None else alone + added.float()
+                note(f"join, {mode}", made, wanted)
+                if out is not None:
+                    note("join, kept", out, alone)
+                scale, shift = kernels.norm_coefficients(made, groups, None, None, 1e-5, sums=sums)
+                normed = made.float() * scale[:, :, None, None] + shift[:, :, None, None]
+                note("join, norm", normed, F.group_norm(made.float(), groups))
+        both = map_of(2, 2 * channels, 40, 72)
+        a, b = both.float().chunk(2, dim=1)
+        note("product", joinkernels.product_gelu(both), a * F.gelu(b))
+    return errors
+
+
+def ladder(device: torch.device, *, fused: bool, joined: bool = True) -> dict[str, FastOptions]:
     """Return the modes, each with one short cut more than the one before."""
     on_gpu = device.type == "cuda"
     modes = {
@@ -255,6 +295,8 @@ def ladder(device: torch.device, *, fused: bool) -> dict[str, FastOptions]:
         modes["+ fused"] = FastOptions(**{**asdict(half), "fused": True})
     if on_gpu:
         modes["+ recorded"] = FastOptions(**{**asdict(half), "fused": "+ fused" in modes, "record": True})
+    if "+ fused" in modes and joined:
+        modes["+ joined"] = FastOptions(**{**asdict(modes["+ recorded"]), "joined": True})
     return modes
 
 
@@ -276,6 +318,7 @@ class Bench:
         self.guide = make_guide(self.config.sampling.guide, bands=len(self.config.network.bands), weights=None)
         self.rows: list[Row] = []
         self.report = Report()
+        self.joined = False
         self.scenes = self._scenes(max([self.base, *self.batches]))
         self.evaluations: list[None] = []
 
@@ -400,7 +443,22 @@ class Bench:
         if not all(value < 3e-3 for value in errors.values()):
             print("the fused kernels are not used", flush=True)
             self.given.fused = False
+        self.joined = self.given.fused and self._joins()
         self.save()
+
+    def _joins(self) -> bool:
+        """Print the same for the kernels between blocks, and return whether they may be used."""
+        try:
+            errors = join_errors(self.device)
+        except Exception as error:
+            self.report.failed["joined"] = f"{type(error).__name__}: {error}"[:3000]
+            print(f"joining kernels FAILED: {type(error).__name__}: {str(error)[:600]}", flush=True)
+            if is_lost(str(error)):
+                self.start_again()
+            return False
+        self.report.kernels |= errors
+        print("joining kernels, relative error:", {name: f"{value:.1e}" for name, value in errors.items()}, flush=True)
+        return all(value < 3e-3 for value in errors.values())
 
     def run(self) -> list[Row]:
         """Make the table."""
@@ -429,7 +487,7 @@ class Bench:
             self.report.ceilings = ceilings(device)
             print(f"ceilings: {self.report.ceilings}", flush=True)
             self.check_kernels()
-        modes = ladder(device, fused=self.given.fused)
+        modes = ladder(device, fused=self.given.fused, joined=self.joined)
         order = [(name, self.base) for name in modes]
         if device.type == "cuda":
             # What the goal is about comes first, for time may run out; before it what cannot fail.

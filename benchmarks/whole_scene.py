@@ -15,6 +15,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
+import logging
 import os
 import resource
 import subprocess
@@ -304,6 +305,8 @@ def main() -> None:
     if arguments.make:
         make_scene(arguments.folder, arguments.size, arguments.dates, arguments.patch)
         return
+    logging.basicConfig(format="  %(relativeCreated)d ms %(name)s: %(message)s")
+    logging.getLogger("sader").setLevel(logging.INFO)  # what the first batch spends its time on
     on_gpu = arguments.device.startswith("cuda")
     rows = arguments.rows if arguments.rows is not None else 0 if on_gpu else 2
     with tempfile.TemporaryDirectory(dir=arguments.folder) as folder:

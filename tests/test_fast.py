@@ -173,16 +173,67 @@ def test_tiles_wait_for_their_turn(product):
     assert not tiles._turn.locked()
 
 
+def test_the_newest_short_cut_is_given_up_first():
+    options, given_up = FastOptions.all_on(), []
+    assert options.fused
+    assert options.joined
+    while (fewer := options.fewer()) is not None:
+        given_up.append([name for name in ("joined", "fused", "record") if getattr(options, name)])
+        options = fewer
+    assert given_up == [["joined", "fused", "record"], ["fused", "record"], ["record"]]
+    alone = replace(FastOptions.all_on(), fused=False)  # where the kernels cannot be had
+    assert not alone.fewer().record
+
+
 @pytest.mark.slow
 @pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="Triton is not installed")
-def test_fused_kernels_equal_pytorch():
+@pytest.mark.parametrize("errors", ["kernel_errors", "join_errors"])
+def test_fused_kernels_equal_pytorch(errors):
     folder = Path(__file__).parents[1] / "benchmarks"
     code = (
         f"import sys, torch; sys.path.insert(0, {str(folder)!r}); import paper_tile; "
-        "print(max(paper_tile.kernel_errors(torch.device('cpu')).values()))"
+        f"print(max(paper_tile.{errors}(torch.device('cpu')).values()))"
     )
     done = subprocess.run(
         [sys.executable, "-c", code], env={**os.environ, "TRITON_INTERPRET": "1"}, capture_output=True, text=True,
         check=True,
     )  # fmt: skip
     assert float(done.stdout) < 1e-3
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="Triton is not installed")
+@pytest.mark.parametrize("joined", [False, True])
+def test_fused_networks_compute_what_the_network_computes(joined):
+    code = f"""
+import torch
+from sader.checkpoint import build_model
+from sader.fast import FastOptions, quick_denoiser, quick_precision
+from sader.presets import get_preset
+torch.manual_seed(0)
+small = {{"widths": (16, 32), "blocks": (2, 1), "fusion_width": 16, "key_width": 16, "emb_width": 16}}
+model = build_model(get_preset("sen2_mtc_new").replace(network=small)).eval()
+with torch.no_grad():
+    for parameter in model.parameters():
+        if not parameter.any():
+            parameter.normal_(std=0.05)
+        if parameter.ndim == 1:
+            parameter.add_(0.1 * torch.randn_like(parameter))
+cloudy, aux = torch.rand(1, 2, 3, 16, 16) - 0.6, torch.rand(1, 2, 1, 16, 16) - 0.6
+valid = torch.rand(1, 2, 16, 16) > 0.1
+x, sigma, cpu = torch.randn(1, 2, 3, 16, 16), torch.tensor([0.3]), torch.device("cpu")
+options = FastOptions(precision="float16", fused=True, joined={joined})
+with torch.inference_mode():
+    wanted = model(x, sigma, model.network.condition(cloudy, aux=aux, valid=valid))
+    quick = quick_denoiser(model, options, cpu)
+    with quick_precision(options, cpu):
+        found = quick(x, sigma, quick.network.condition(cloudy, aux=aux, valid=valid))
+print(type(quick.network).__name__, float((found.float() - wanted).norm() / wanted.norm()))
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", code], env={**os.environ, "TRITON_INTERPRET": "1"}, capture_output=True, text=True,
+        check=True,
+    )  # fmt: skip
+    name, error = done.stdout.split()
+    assert name == ("JoinedMTCDN" if joined else "MTCDN")
+    assert float(error) < 3e-3

@@ -10,11 +10,14 @@ those of `model.cpublocks`.
 from __future__ import annotations
 
 import copy
+import logging
 import threading
+import time
 import warnings
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from typing import Literal
 
 import torch
@@ -32,6 +35,7 @@ from sader.sampling import NoiseSource, karras_sigmas, sample
 from sader.tilegraph import TileGraph, TileResult
 
 Precision = Literal["float32", "bfloat16", "float16"]
+log = logging.getLogger(__name__)
 TYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
@@ -46,6 +50,8 @@ class FastOptions:
     """Weights, and with them activations, with the bands of a pixel beside each other; half precision always has it."""
     fused: bool = False
     """Blocks of few kernels (Triton); needs half precision."""
+    joined: bool = False
+    """Fewer copies, sums and biases between fused blocks (`model.joined`); says nothing without them."""
     skip_below: float = 0.0
     """Leave out noise levels at which no step can change the image by more than this, in the model's range [-1, 1];
     see `skippable`. 0 = none; 2e-3 leaves out the paper's sigma = 0.001."""
@@ -69,7 +75,7 @@ class FastOptions:
     @classmethod
     def all_on(cls) -> FastOptions:
         """Return what suits a recent NVIDIA GPU."""
-        return cls(precision="float16", channels_last=True, fused=True, skip_below=2e-3, record=True)
+        return cls(precision="float16", channels_last=True, fused=True, joined=True, skip_below=2e-3, record=True)
 
     @classmethod
     def suited(cls, device: torch.device, *, composite: bool) -> FastOptions:
@@ -86,6 +92,8 @@ class FastOptions:
         """Return the options without the part most likely to have failed, or None if nothing is left to give up."""
         if self.compiled:
             return replace(self, compiled=False)
+        if self.fused and self.joined:
+            return replace(self, joined=False)
         if self.fused:
             return replace(self, fused=False)
         if self.record:
@@ -125,7 +133,7 @@ def quick_denoiser(model: Denoiser, options: FastOptions, device: torch.device) 
     if options.fused:
         if not can_fuse(device):
             raise ConfigError(f"fused blocks need Triton and a CUDA device; the device is {device}. Use fused=False.")
-        network = fuse(network, kind)
+        network = fuse(network, kind, joined=options.joined)
     elif options.cpu_blocks:
         if device.type != "cpu":
             raise ConfigError(f"cpu_blocks are for a CPU; the device is {device}. Use cpu_blocks=False.")
@@ -154,25 +162,39 @@ def quick_precision(options: FastOptions, device: torch.device) -> AbstractConte
 
 
 class Recorded:
-    """A function of tensors recorded on CUDA for the shapes of its examples; what it reads lies in fixed places."""
+    """A function of tensors recorded on CUDA for the shapes of its examples; what it reads lies in fixed places.
 
-    def __init__(self, function: Callable[..., tuple[Tensor, ...]], examples: Sequence[Tensor]) -> None:
+    search: let cuDNN try its ways of each convolution first, which takes seconds and pays over many replays.
+    """
+
+    def __init__(
+        self, function: Callable[..., tuple[Tensor, ...]], examples: Sequence[Tensor], *, search: bool = True
+    ) -> None:
         self.inputs = [example.clone() for example in examples]
         choosing = torch.backends.cudnn.benchmark
-        torch.backends.cudnn.benchmark = True  # for one shape, replayed often, the search pays
+        torch.backends.cudnn.benchmark = search
+        marks = [time.perf_counter()]
         try:
             stream = torch.cuda.Stream()
             stream.wait_stream(torch.cuda.current_stream())
             with torch.cuda.stream(stream):  # first runs outside: cuDNN chooses, Triton compiles, cuBLAS takes its room
                 for _ in range(2):
                     function(*self.inputs)
+                    stream.synchronize()
+                    marks.append(time.perf_counter())
             torch.cuda.current_stream().wait_stream(stream)
             self.graph = torch.cuda.CUDAGraph()
             # Other threads read files and may touch the device meanwhile: only this thread's work is recorded.
             with torch.cuda.graph(self.graph, capture_error_mode="thread_local"):
                 self.outputs = function(*self.inputs)
+            marks.append(time.perf_counter())
         finally:
             torch.backends.cudnn.benchmark = choosing
+        building, again, recording = (after - before for before, after in pairwise(marks))
+        log.info(
+            "first batch of %s: building kernels %.1f s, once more %.2f s, recording %.2f s",
+            tuple(self.inputs[0].shape), building, again, recording,
+        )  # fmt: skip
 
     def __call__(self, *inputs: Tensor) -> tuple[Tensor, ...]:
         """Return what the function returns; the tensors are overwritten by the next call."""
@@ -407,7 +429,8 @@ class QuickTiles:
         count = len(inputs[0])
         recorded = self._recordings.get(key)
         if recorded is None or len(recorded.inputs[0]) < count:
-            recorded = self._recordings[key] = Recorded(whole, inputs)
+            # A scene's tiles take the GPU seconds in all: less than a search would.
+            recorded = self._recordings[key] = Recorded(whole, inputs, search=False)
         # The last batch of a scene has fewer tiles: it goes through the same recording, filled up with its first.
         missing = len(recorded.inputs[0]) - count
         if missing:

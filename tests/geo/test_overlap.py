@@ -8,9 +8,11 @@ from typing import Any
 import numpy as np
 import pytest
 
+from sader.errors import OutputError
 from sader.geo import job as jobs
 from sader.geo import look as looks
 from sader.geo.assemble import build_stack
+from sader.geo.cog import RowFile
 from sader.geo.scene import SceneOptions, clear_scene
 from sader.geo.sources import open_sources
 from sader.geo.workfolder import WorkFolder
@@ -105,5 +107,15 @@ def test_a_failure_in_a_thread_reaches_the_caller(stack, tiny, tmp_path, monkeyp
 
     monkeypatch.setattr(WorkFolder, "save_tile", full)
     with pytest.raises(OSError, match="No space"):
+        clear_scene(stack, tiny, tmp_path / "out.tif", OPTIONS, notice=quiet)
+    assert not Path(tmp_path / "out.tif").exists()
+
+
+def test_a_failure_in_finishing_reaches_the_caller(stack, tiny, tmp_path, monkeypatch, as_on_a_gpu):
+    def full(self: RowFile, row: int, values: Any) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(RowFile, "write", full)
+    with pytest.raises(OutputError, match="the disk is full"):
         clear_scene(stack, tiny, tmp_path / "out.tif", OPTIONS, notice=quiet)
     assert not Path(tmp_path / "out.tif").exists()

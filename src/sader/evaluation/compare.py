@@ -107,8 +107,8 @@ def run_compare(request: CompareRequest, progress: Progress | None = None) -> li
             missing.append(error)
     if not opened:
         raise missing[0]
-    for error in missing:  # pairs, for one, have nothing for the paper's task: no reason to drop the other
-        warnings.warn(str(error), stacklevel=2)
+    for reason in missing:  # pairs, for one, have nothing for the paper's task: no reason to drop the other
+        warnings.warn(str(reason), stacklevel=2)
     for task, items in opened.items():
         bench = run_bench(items, methods, metrics, protocol=protocol, examples=request.examples, progress=progress)
         summary = summarise(bench.rows, metric=request.metric, seed=data.seed)

@@ -6,7 +6,7 @@ The look is at most `sader.scenematch.LOOK` pixels along its longer edge; every 
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -53,8 +53,8 @@ class Look:
         return (clear * self.valid).mean(axis=(1, 2), dtype=np.float64)
 
 
-def take_look(stack: GeoStack, remover: CloudRemover) -> Look:
-    """Return the look at a scene; refuse values that cannot be reflectance."""
+def take_look(stack: GeoStack, remover: CloudRemover, *, ready: Callable[[], None] | None = None) -> Look:
+    """Return the look at a scene; refuse values that cannot be reflectance. ready: waits for the remover's device."""
     factor = look_factor(*stack.grid.shape)
     grid = stack.grid if factor == 1 else stack.grid.coarser(factor)
     with ThreadPoolExecutor(max(1, min(READERS, os.cpu_count() or 1)), thread_name_prefix="sader-look") as pool:
@@ -78,6 +78,8 @@ def take_look(stack: GeoStack, remover: CloudRemover) -> Look:
         raise DataError(
             f"no date has a valid pixel: {names} hold nodata only. Check the files, their nodata value and --grid."
         )
+    if ready is not None:
+        ready()
     cloud = remover.estimate_cloud(for_network(cloudy), valid=valid, cloud_mask=masks, bands=stack.bands)
     return Look(grid, factor, cloudy, valid, cloud)
 

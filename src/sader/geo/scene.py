@@ -25,10 +25,11 @@ from sader.geo.options import SceneOptions, layers_of, side_file
 from sader.geo.stack import GeoStack
 from sader.geo.strips import NODATA, OBSERVED, RECONSTRUCTED
 from sader.geo.values import for_network
+from sader.geo.warmup import WarmUp
 from sader.geo.workfolder import WorkFolder, describe_source
 from sader.pipeline import CloudRemover
 from sader.scenematch import SceneMatch
-from sader.tiling import Progress, plan_windows
+from sader.tiling import Progress
 
 __all__ = [
     "NODATA",
@@ -106,13 +107,20 @@ def clear_scene(
         check_output(side_file(target, layer.name), overwrite=options.overwrite)
     remover = retiled(remover, options)
     if maker is None:  # other machines have their own way
-        remover = with_backend(remover, options, stack)
+        remover = with_backend(remover, options)
     if options.samples is None and getattr(remover.config.network, "error_head", False):
         options = replace(options, samples=1)  # such a network states its error itself
     steps = remover._check_numbers(options.steps, options.sample_count, options.seed)
     started = time.perf_counter()
     with modest_cache():
-        look = take_look(stack, remover)
+        warm = WarmUp(
+            stack, remover, steps=options.steps, samples=options.sample_count, wanted=None if maker is None else False
+        )
+        try:
+            look = take_look(stack, remover, ready=warm.wait)
+        except Exception:
+            warm.wait()  # a thread that computes on a GPU must not meet the end of the program
+            raise
         reference = _reference(options, stack, look, remover, say)
         stack = replace(stack, coding=stack.sources[reference or 0].coding)
         check_not_input(target, stack)
@@ -217,14 +225,12 @@ def retiled(remover: CloudRemover, options: SceneOptions) -> CloudRemover:
     return CloudRemover(made, device=remover.device, options=replace(remover.options, **changes))
 
 
-def with_backend(remover: CloudRemover, options: SceneOptions, stack: GeoStack) -> CloudRemover:
-    """Return the remover with the backend asked for; "auto" looks at how much there is to do."""
+def with_backend(remover: CloudRemover, options: SceneOptions) -> CloudRemover:
+    """Return the remover with the backend asked for."""
     from sader.backends import choose_backend
     from sader.checkpoint import Checkpoint
 
-    height, width = stack.grid.shape
-    tiles = len(plan_windows(height, width, tile=remover._tile(), overlap=remover.options.overlap))
-    backend = choose_backend(options.backend, device=remover.device, tiles=tiles)
+    backend = choose_backend(options.backend, device=remover.device)
     plain = remover.rival is not None or not remover.config.network.composite
     if options.backend == "auto" and (plain or remover._check_numbers(options.steps, 1, options.seed)[1]):
         backend = "torch"

@@ -52,36 +52,52 @@ def half_network(network: N, dtype: torch.dtype) -> N:
         if isinstance(module, nn.Conv2d):
             module.to(dtype)
     # Noise levels and dates steer every block: their little arithmetic is not worth a rounding.
-    return _exchanged(made, lambda module: Float32(module) if isinstance(module, nn.Linear | ScalarEmbedding) else None)
+    return exchanged(made, lambda module: Float32(module) if isinstance(module, nn.Linear | ScalarEmbedding) else None)
 
 
-def fuse(network: N, dtype: torch.dtype) -> N:
-    """Return `half_network` with fused blocks."""
+def known_sums(x: Tensor) -> Tensor | None:
+    """Return the sums that `model.joined` left with a map, for its norm; None for any other tensor."""
+    return getattr(x, "sader_sums", None)
+
+
+def fuse(network: N, dtype: torch.dtype, *, joined: bool = False) -> N:
+    """Return `half_network` with fused blocks; joined: also what lies between them (`model.joined`)."""
 
     def better(module: nn.Module) -> nn.Module | None:
+        if joined:
+            from sader.model.joined import joined_part
+
+            part = joined_part(module, better, dtype)
+            if part is not None:
+                return part
         if isinstance(module, ResBlock):
             return FusedResBlock(module, dtype)
         if isinstance(module, InjectionHead):
             return FusedInjection(module, dtype)
         if isinstance(module, TemporalFusion):
-            return FusedFusion(module, better, dtype)
+            return FusedFusion(module, better, dtype, joined=joined)
         if isinstance(module, TemporalAttention):
-            return FusedDates(_exchanged(module, better), dtype)
+            return FusedDates(exchanged(module, better), dtype)
         if isinstance(module, GroupNorm32):
             return FusedNorm(module, dtype)
         if isinstance(module, nn.Conv2d) and (module.in_channels % ALIGNED or module.out_channels % ALIGNED):
             return AlignedConv(module)
         return None
 
-    return _exchanged(half_network(network, dtype), better)
+    made = exchanged(half_network(network, dtype), better)
+    if joined:
+        from sader.model.joined import join_blocks
+
+        join_blocks(made)
+    return made
 
 
-def _exchanged(module: N, better: Better) -> N:
+def exchanged(module: N, better: Better) -> N:
     """Return `module` with every part below it exchanged for what `better` makes of it, from the outside in."""
     for name, child in module.named_children():
         other = better(child)
         if other is None:
-            _exchanged(child, better)
+            exchanged(child, better)
         else:
             setattr(module, name, other)
     return module
@@ -103,6 +119,8 @@ class Float32(nn.Module):
 class AlignedConv(nn.Module):
     """A convolution with its channels filled up to a multiple of 8 with zeros; what is added is cut off again."""
 
+    bias: Tensor | None
+
     def __init__(self, conv: nn.Conv2d) -> None:
         super().__init__()
         self.out_channels = conv.out_channels
@@ -114,9 +132,15 @@ class AlignedConv(nn.Module):
         self.register_buffer("bias", None if conv.bias is None else F.pad(conv.bias.detach(), (0, extra_out)))
 
     def forward(self, x: Tensor) -> Tensor:
-        weight, bias = self.get_buffer("weight"), self.bias
-        x = F.pad(x, (0, 0, 0, 0, 0, self.extra)).to(weight.dtype, memory_format=torch.channels_last)
-        return F.conv2d(x, weight, bias, padding=self.padding)[:, : self.out_channels]  # type: ignore[arg-type]
+        return self.apply_to(x, self.bias)
+
+    def apply_to(self, x: Tensor, bias: Tensor | None) -> Tensor:
+        """Return the convolution with another bias, or none."""
+        weight = self.get_buffer("weight")
+        if self.extra:  # padding by nothing would be a copy
+            x = F.pad(x, (0, 0, 0, 0, 0, self.extra))
+        x = x.to(weight.dtype, memory_format=torch.channels_last)
+        return F.conv2d(x, weight, bias, padding=self.padding)[:, : self.out_channels]
 
 
 class FusedNorm(nn.Module):
@@ -132,14 +156,17 @@ class FusedNorm(nn.Module):
         """Return scale and shift (N, C); see `kernels.norm_coefficients`."""
         norm = self.norm
         made: tuple[Tensor, Tensor] = _kernels().norm_coefficients(
-            x, norm.num_groups, norm.weight, norm.bias, norm.eps, gain=gain, before=before
+            x, norm.num_groups, norm.weight, norm.bias, norm.eps, gain=gain, before=before, sums=known_sums(x)
         )
         return made
 
-    def forward(self, x: Tensor, activation: str = "none", resample: str = "none") -> Tensor:
+    def forward(
+        self, x: Tensor, activation: str = "none", resample: str = "none", before: Tensor | None = None
+    ) -> Tensor:
         kernels = _kernels()
         x = kernels.pixels_first(x.to(self.dtype))
-        result: Tensor = kernels.apply_norm(x, *self.coefficients(x), activation=activation, resample=resample)
+        scale, shift = self.coefficients(x, before=before)
+        result: Tensor = kernels.apply_norm(x, scale, shift, activation=activation, resample=resample)
         return result
 
 
@@ -185,6 +212,13 @@ class FusedResBlock(nn.Module):
     def forward(self, x: Tensor, emb: Tensor | None = None) -> Tensor:
         kernels = _kernels()
         x = kernels.pixels_first(x.to(self.norm_in.dtype))
+        h, skip, mode = self.before_the_sum(x, emb)
+        result: Tensor = kernels.add_skip(h, self.bias_out, skip, resample=mode)
+        return result
+
+    def before_the_sum(self, x: Tensor, emb: Tensor | None) -> tuple[Tensor, Tensor, str]:
+        """Return what the block adds: (h, skip, how skip is resampled); `bias_out` is still missing in h."""
+        kernels = _kernels()
         h = self.norm_in(x, "gelu", self.resample_mode)
         h = kernels.pixels_first(F.conv2d(h, self.conv_in.weight, None, padding=1))
         gain = None
@@ -196,9 +230,7 @@ class FusedResBlock(nn.Module):
         skip, mode = x, self.resample_mode
         if isinstance(self.skip, nn.Conv2d):
             skip, mode = kernels.pixels_first(F.conv2d(x, self.skip.weight)), "none"
-        h = h.contiguous(memory_format=torch.channels_last)
-        result: Tensor = kernels.add_skip(h, self.bias_out, skip, resample=mode)
-        return result
+        return h.contiguous(memory_format=torch.channels_last), skip, mode
 
 
 class FusedInjection(nn.Module):
@@ -221,10 +253,11 @@ class FusedDates(nn.Module):
         self.norm, self.to_query_key = attention.norm, attention.to_query_key
         self.out, self.feed_forward = attention.out, attention.feed_forward
 
-    def forward(self, frames: Tensor, available: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def forward(self, frames: Tensor, available: Tensor, before: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor]:
+        """Return what `TemporalAttention` returns; before: a bias (D,) that the frames still lack."""
         kernels = _kernels()
         dates = frames.shape[1]
-        flat = self.norm(rearrange(frames, "b t d h w -> (b t) d h w"))
+        flat = self.norm(rearrange(frames, "b t d h w -> (b t) d h w"), before=before)
         values = flat.unflatten(0, (-1, dates))
         query_key = kernels.pixels_first(self.to_query_key(flat)).unflatten(0, (-1, dates))
         queries, keys = query_key.chunk(2, dim=2)
@@ -238,10 +271,11 @@ class FusedDates(nn.Module):
 class FusedFusion(nn.Module):
     """`TemporalFusion` with its gates fused with the norms before them."""
 
-    def __init__(self, fusion: TemporalFusion, better: Better, dtype: torch.dtype) -> None:
+    def __init__(self, fusion: TemporalFusion, better: Better, dtype: torch.dtype, *, joined: bool = False) -> None:
         super().__init__()
+        self.joined = joined
         self.cross_gate, self.self_gate = FusedGate(fusion.cross_gate), FusedGate(fusion.self_gate)
-        self.fusion, self.dtype = _exchanged(fusion, better), dtype
+        self.fusion, self.dtype = exchanged(fusion, better), dtype
 
     def forward(
         self, frames: Tensor, keys: Tensor, values: Tensor, available: Tensor, available_low: Tensor, emb: Tensor
@@ -267,7 +301,15 @@ class FusedFusion(nn.Module):
 
     def own(self, frames: Tensor, available: Tensor) -> Tensor:
         own = self.fusion
-        lifted = own.self_in(rearrange(frames, "b t d h w -> (b t) d h w"))
-        fused, _, _ = own.self_attention(rearrange(lifted, "(b t) d h w -> b t d h w", t=frames.shape[1]), available)
+        flat = rearrange(frames, "b t d h w -> (b t) d h w")
+        lift, bias = own.self_in, None
+        if self.joined and isinstance(lift, AlignedConv):
+            # All dates at full resolution: the bias goes into the norm that comes next.
+            lifted, bias = lift.apply_to(flat, None), lift.bias
+        else:
+            lifted = lift(flat)
+        fused, _, _ = own.self_attention(
+            rearrange(lifted, "(b t) d h w -> b t d h w", t=frames.shape[1]), available, before=bias
+        )
         result: Tensor = own.self_out(self.self_gate(own.self_mix(fused)))
         return result

@@ -258,27 +258,31 @@ def _dates_kernel(
         tl.store(out_ptr + (item * pixels + at) * DV + v, out.to(out_ptr.dtype.element_ty), mask=rows)
 
 
-def _channel_block(channels: int) -> int:
+def channel_block(channels: int) -> int:
+    """Return how many channels a program takes."""
     return 64 if channels % 64 == 0 else min(128, triton.next_power_of_2(channels))
 
 
 def norm_coefficients(
     x: Tensor, groups: int, weight: Tensor | None, bias: Tensor | None, eps: float, *, gain: Tensor | None = None,
-    before: Tensor | None = None,
+    before: Tensor | None = None, sums: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     """Return float32 (N, C) scale and shift: group_norm(x + before) * (1 + gain) = x * scale + shift.
 
-    x: as `pixels_first` gives it. before: (C,), a bias that x still lacks. gain: (N, C).
+    x: as `pixels_first` gives it. before: (C,), a bias that x still lacks. gain: (N, C). sums: those of x (N, splits,
+    2, C), where they are known (`join`).
     """
     n, channels, height, width = x.shape
     pixels = height * width
-    block = _channel_block(channels)
-    rows = 64 if block <= 64 else 32
-    steps = triton.cdiv(pixels, rows * MOST_SPLITS)
-    splits = triton.cdiv(pixels, rows * steps)
-    sums = torch.empty(n, splits, 2, channels, device=x.device, dtype=torch.float32)
-    grid = (n, splits, triton.cdiv(channels, block))
-    _sums_kernel[grid](x, sums, x.stride(0), _pixel_stride(x), pixels, channels, STEPS=steps, BP=rows, BC=block)
+    if sums is None:
+        block = channel_block(channels)
+        rows = 64 if block <= 64 else 32
+        steps = triton.cdiv(pixels, rows * MOST_SPLITS)
+        splits = triton.cdiv(pixels, rows * steps)
+        sums = torch.empty(n, splits, 2, channels, device=x.device, dtype=torch.float32)
+        grid = (n, splits, triton.cdiv(channels, block))
+        _sums_kernel[grid](x, sums, x.stride(0), pixel_stride(x), pixels, channels, STEPS=steps, BP=rows, BC=block)
+    splits = sums.shape[1]
     scale = torch.empty(n, channels, device=x.device, dtype=torch.float32)
     shift = torch.empty_like(scale)
     per = channels // groups
@@ -287,16 +291,18 @@ def norm_coefficients(
         sums, nothing if weight is None else weight, nothing if bias is None else bias,
         nothing if gain is None else gain, nothing if before is None else before, scale, shift, pixels, channels, eps,
         SPLITS=splits, PER=per, WIDE=triton.next_power_of_2(per), AFFINE=weight is not None, GAIN=gain is not None,
-        BEFORE=before is not None, BS=16,
+        BEFORE=before is not None, BS=16 if splits <= MOST_SPLITS else 64,
     )  # fmt: skip
     return scale, shift
 
 
-def _pixel_stride(x: Tensor) -> int:
+def pixel_stride(x: Tensor) -> int:
+    """Return the distance of neighbouring pixels of a map."""
     return int(x.stride(3)) if x.shape[3] > 1 else int(x.stride(2)) if x.shape[2] > 1 else int(x.shape[1])
 
 
-def _empty(n: int, channels: int, height: int, width: int, like: Tensor) -> Tensor:
+def empty_map(n: int, channels: int, height: int, width: int, like: Tensor) -> Tensor:
+    """Return room for a map (N, C, H, W), channels last."""
     return torch.empty(
         (n, channels, height, width), device=like.device, dtype=like.dtype, memory_format=torch.channels_last
     )
@@ -311,12 +317,12 @@ def apply_norm(
         height, width = height // 2, width // 2
     elif resample == "up":
         height, width = 2 * height, 2 * width
-    out = _empty(n, channels, height, width, x)
-    block = _channel_block(channels)
+    out = empty_map(n, channels, height, width, x)
+    block = channel_block(channels)
     rows = max(1, (1024 if resample == "down" else 4096) // block)  # four pixels for one take four times the registers
     grid = (n, triton.cdiv(height * width, rows), triton.cdiv(channels, block))
     _apply_kernel[grid](
-        x, scale, shift, out, x.stride(0), _pixel_stride(x), width, height * width, channels,
+        x, scale, shift, out, x.stride(0), pixel_stride(x), width, height * width, channels,
         KIND=ACTIVATIONS[activation], MODE=RESAMPLES[resample], BP=rows, BC=block,
     )  # fmt: skip
     return out
@@ -328,12 +334,12 @@ def gate(x: Tensor, scale: Tensor, shift: Tensor, weight: Tensor, bias: Tensor) 
     weight: (C, 2C) in the type of x; bias: (2C,).
     """
     n, channels, height, width = x.shape
-    out = _empty(n, channels, height, width, x)
+    out = empty_map(n, channels, height, width, x)
     wide = 64 if channels > 32 else max(16, triton.next_power_of_2(channels))
     settings: dict[str, Any] = {"num_warps": 8, "num_stages": 3} if x.is_cuda else {}
     grid = (n, triton.cdiv(height * width, 128), triton.cdiv(channels, wide))
     _gate_kernel[grid](
-        x, scale, shift, weight, bias, out, x.stride(0), _pixel_stride(x), height * width, C=channels, BM=128, BN=wide,
+        x, scale, shift, weight, bias, out, x.stride(0), pixel_stride(x), height * width, C=channels, BM=128, BN=wide,
         BK=wide, **settings,
     )  # fmt: skip
     return out
@@ -342,12 +348,12 @@ def gate(x: Tensor, scale: Tensor, shift: Tensor, weight: Tensor, bias: Tensor) 
 def add_skip(x: Tensor, bias: Tensor, skip: Tensor, *, resample: Resample = "none") -> Tensor:
     """Return x + bias + resample(skip), channels last; x lies densely, skip as `pixels_first` gives it."""
     n, channels, height, width = x.shape
-    out = _empty(n, channels, height, width, x)
-    block = _channel_block(channels)
+    out = empty_map(n, channels, height, width, x)
+    block = channel_block(channels)
     rows = max(1, 4096 // block)
     grid = (n, triton.cdiv(height * width, rows), triton.cdiv(channels, block))
     _add_kernel[grid](
-        x, skip, bias, out, skip.stride(0), _pixel_stride(skip), width, height * width, channels,
+        x, skip, bias, out, skip.stride(0), pixel_stride(skip), width, height * width, channels,
         MODE=RESAMPLES[resample], BP=rows, BC=block,
     )  # fmt: skip
     return out
@@ -367,7 +373,7 @@ def attend(query: Tensor, keys: Tensor, values: Tensor, there: Tensor) -> Tensor
     batch, dates, width_k, height, width = keys.shape
     width_v = values.shape[2]
     own = query.ndim == 5
-    out = _empty(batch, width_v, height, width, values)
+    out = empty_map(batch, width_v, height, width, values)
     pixels = height * width
     rows = 64
     grid = (batch, triton.cdiv(pixels, rows))

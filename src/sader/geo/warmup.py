@@ -1,0 +1,79 @@
+"""A GPU made ready while a scene is still being looked at: kernels built and recorded for the tiles that will come.
+
+The first batch on a GPU takes many times as long as any other. What it needs to know, the shape of a batch, is known
+before a pixel has been read, so a thread computes one batch of nothing meanwhile. Whatever goes wrong here goes wrong
+again, and is dealt with, when the tiles are made.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+
+import numpy as np
+import torch
+
+from sader.geo.stack import GeoStack
+from sader.pipeline import CloudRemover
+from sader.tiling import plan_windows
+
+log = logging.getLogger(__name__)
+
+
+class WarmUp:
+    """Computes one batch as a scene will ask for it, in a thread, where that pays: recorded tiles on a GPU."""
+
+    def __init__(
+        self,
+        stack: GeoStack,
+        remover: CloudRemover,
+        *,
+        steps: int | str | None,
+        samples: int,
+        wanted: bool | None = None,
+    ) -> None:
+        self.stack, self.remover, self.steps, self.samples = stack, remover, steps, samples
+        if wanted is None:
+            recorded = remover.options.backend == "quick" and remover.rival is None and remover.config.network.composite
+            wanted = remover.device.type == "cuda" and recorded
+        self._thread = threading.Thread(target=self._run, name="sader-warm-up", daemon=True) if wanted else None
+        if self._thread is not None:
+            self._thread.start()
+
+    def wait(self) -> None:
+        """Return when the device is ready: while something is recorded, nobody else should use it."""
+        if self._thread is not None:
+            started = time.perf_counter()
+            self._thread.join()
+            log.info("waited %.1f s for the warm-up", time.perf_counter() - started)
+
+    def _run(self) -> None:
+        started = time.perf_counter()
+        try:
+            self._one_batch()
+            log.info("warm-up: %.1f s", time.perf_counter() - started)
+        except Exception as error:
+            log.info("warm-up failed (%s: %s)", type(error).__name__, error)
+            if self.remover.device.type == "cuda":
+                torch.cuda.empty_cache()
+
+    def _one_batch(self) -> None:
+        stack, remover = self.stack, self.remover
+        tile = remover._tile()
+        shape = stack.grid.shape
+        windows = plan_windows(*shape, tile=tile, overlap=remover.options.overlap)
+        group = windows[: min(len(windows), remover.options.batch_size)]
+        first = group[0]
+        size = first.height, first.width
+        cloudy = np.full((len(stack.sources), len(stack.bands), *size), 0.1, dtype=np.float32)
+        cloudy += 0.2 * np.random.default_rng(0).random(cloudy.shape, dtype=np.float32)
+        masks = [source.read_mask(first, grid=stack.grid) for source in stack.sources]
+        # As `CloudRemover.scene_match` decides: a scene of one tile, or of one date, has no match.
+        matched = max(shape) > tile and len(stack.sources) > 1 and remover.config.network.composite
+        one = {"cloudy": cloudy, "valid": np.ones((len(stack.sources), *size), bool), "cloud_mask": masks,
+               "scene_change": np.zeros_like(cloudy) if matched else None}  # fmt: skip
+        remover.predict_tiles(
+            [one] * len(group), windows=group, reference=None, bands=stack.bands, steps=self.steps,
+            samples=self.samples, days=stack.days,
+        )  # fmt: skip
