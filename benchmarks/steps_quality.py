@@ -79,7 +79,7 @@ def draw(rows: Sequence[StepRow], title: str) -> Image.Image:
         y, x = bottom - share * (bottom - top), left + share * (right - left)
         pen.line((left, y, right, y), fill=(215, 215, 215))
         pen.text((8, y - 7), f"{low + share * (high - low):.2f}", fill=(0, 0, 0), font=small)
-        pen.text((x - 10, bottom + 6), f"{share * longest:.2g}", fill=(0, 0, 0), font=small)
+        pen.text((x - 10, bottom + 6), f"{share * longest:.{0 if longest >= 20 else 2}f}", fill=(0, 0, 0), font=small)
     pen.text((left, bottom + 26), "seconds per megapixel", fill=(0, 0, 0), font=small)
     pen.text((left + 6, top + 4), "PSNR dB", fill=(0, 0, 0), font=small)
     for row in rows:
