@@ -156,9 +156,15 @@ def test_a_warm_up_asks_for_the_batch_that_will_come(stack, tiny, monkeypatch):
     assert given["windows"][0] == plan_windows(HEIGHT, WIDTH, tile=tile, overlap=tiny.options.overlap)[0]
 
 
-def test_a_warm_up_that_fails_stops_nothing(stack, tiny, monkeypatch):
+def test_a_warm_up_that_fails_stops_nothing(stack, tiny, monkeypatch, caplog):
+    asked = []
+
     def broken(self, tiles, **given):
+        asked.append(len(tiles))
         raise RuntimeError("no such kernel")
 
     monkeypatch.setattr(CloudRemover, "predict_tiles", broken)
-    WarmUp(stack, tiny, steps=None, samples=1, wanted=True).wait()
+    with caplog.at_level("INFO", logger="sader.geo.warmup"):
+        WarmUp(stack, tiny, steps=None, samples=1, wanted=True).wait()
+    assert asked, "nothing was computed beforehand"
+    assert "warm-up failed (RuntimeError: no such kernel)" in caplog.text

@@ -11,10 +11,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from sader.model.blocks import depth_to_space, reflect_pad, space_to_depth
+from sader.model.blocks import depth_to_space
 from sader.model.condition import Condition
 from sader.model.fused import ALIGNED, AlignedConv, Better, FusedNorm, FusedResBlock, exchanged
-from sader.model.fusion import FeedForward, masked_mean, pool_available
+from sader.model.fusion import FeedForward
 from sader.model.joinkernels import empty_sums, join, product_gelu
 from sader.model.kernels import add_skip, empty_map, pixels_first
 from sader.model.mtcdn import MTCDN
@@ -129,26 +129,15 @@ class JoinedMTCDN(MTCDN):
 
     def forward(self, scaled: Tensor, c_noise: Tensor, condition: Condition) -> Tensor:
         """Return what `MTCDN.forward` returns."""
-        config = self.config
         height, width = scaled.shape[-2:]
-        ph, pw = condition.mean.shape[-2:]
         emb = self.noise_embedding(c_noise)
-        state = space_to_depth(reflect_pad(scaled, ph, pw), config.stem)
-        if not config.composite:
-            state = state.masked_fill(~condition.present[:, :, None, None, None], 0.0)
-        dates = condition.frames.shape[1]
-        frames = torch.cat([state.expand(-1, dates, -1, -1, -1).to(condition.frames.dtype), condition.frames], dim=2)
-        h = masked_mean(frames, condition.available)
-        features = condition.features
-        if self.fusion is not None:
-            low = pool_available(condition.available, 2 ** (len(config.widths) - 1))
-            h = h + self.fusion(frames, features.keys, features.values, condition.available, low, emb)
-        h, pairs = self._encoded(h, features.injections, emb)
+        h = self._dates_as_one(scaled, emb, condition)
+        h, pairs = self._encoded(h, condition.features.injections, emb)
         if self.attention is not None:
             h = self.attention(h, emb)
         h = self._decoded(h, pairs, emb)
         assert isinstance(self.norm_out, FusedNorm)
-        raw = depth_to_space(self.out(self.norm_out(h, "silu")), config.stem)
+        raw = depth_to_space(self.out(self.norm_out(h, "silu")), self.config.stem)
         return raw[..., :height, :width]
 
     def _encoded(self, h: Tensor, injections: tuple[Tensor, ...], emb: Tensor) -> tuple[Tensor, list[Beside]]:

@@ -412,26 +412,30 @@ class MTCDN(nn.Module):
 
     # ---------------------------------------------------------------- what is done at every step
 
-    def forward(self, scaled: Tensor, c_noise: Tensor, condition: Condition) -> Tensor:
-        """Return F (B, C, H, W) for the scaled state c_in * x (B, S, C, H, W) at noise c_noise (B,)."""
-        config = self.config
-        height, width = scaled.shape[-2:]
+    def _dates_as_one(self, scaled: Tensor, emb: Tensor, condition: Condition) -> Tensor:
+        """Return one map (B, F, H/stem, W/stem) of the state and all dates: their mean and the TFBlock's say."""
+        config, features = self.config, condition.features
         ph, pw = condition.mean.shape[-2:]
-        emb = self.noise_embedding(c_noise)
         state = space_to_depth(reflect_pad(scaled, ph, pw), config.stem)
         if not config.composite:
             state = state.masked_fill(~condition.present[:, :, None, None, None], 0.0)
         dates = condition.frames.shape[1]
         frames = torch.cat([state.expand(-1, dates, -1, -1, -1).to(condition.frames.dtype), condition.frames], dim=2)
-
         h = masked_mean(frames, condition.available)
-        features = condition.features
         if self.fusion is not None:
             low = pool_available(condition.available, 2 ** (len(config.widths) - 1))
             h = h + self.fusion(frames, features.keys, features.values, condition.available, low, emb)
+        return h
+
+    def forward(self, scaled: Tensor, c_noise: Tensor, condition: Condition) -> Tensor:
+        """Return F (B, C, H, W) for the scaled state c_in * x (B, S, C, H, W) at noise c_noise (B,)."""
+        config = self.config
+        height, width = scaled.shape[-2:]
+        emb = self.noise_embedding(c_noise)
+        h = self._dates_as_one(scaled, emb, condition)
         h = self.stem(h)
         skips = []
-        for index, (block, injection) in enumerate(zip(self.encoder, features.injections, strict=True)):
+        for index, (block, injection) in enumerate(zip(self.encoder, condition.features.injections, strict=True)):
             h = block(h + injection, emb)
             if index in self.skip_after:
                 skips.append(h)
