@@ -29,8 +29,9 @@ from sader.config import ModelConfig
 from sader.data.synthetic import make_series
 from sader.diffusion import Denoiser
 from sader.export import INPUTS, example_inputs, facts_of, load_any, make_graph, write_onnx
-from sader.fast import FastOptions, QuickTiles
+from sader.fast import FastOptions
 from sader.model.cpublocks import has_bfloat16
+from sader.quicktiles import QuickTiles
 from sader.tilegraph import TileGraph
 
 PARTS = ("cloud_head", "second_look", "condition_net", "composite_head", "error_head", "fusion", "attention")

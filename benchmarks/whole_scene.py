@@ -167,7 +167,7 @@ class Stages:
         "finishing rows": ("sader.geo.strips", "Finisher", "rows"),
         "writing rows": ("sader.geo.cog", "RowFile", "write"),
         "keeping tiles (threads)": ("sader.geo.workfolder", "WorkFolder", "save_tile"),
-        "computing and waiting for the turn (threads)": ("sader.fast", "QuickTiles", "__call__"),
+        "computing and waiting for the turn (threads)": ("sader.quicktiles", "QuickTiles", "__call__"),
     }
 
     def __init__(self) -> None:
@@ -202,7 +202,7 @@ class Stages:
             owner = getattr(importlib.import_module(module), kind)
             before.append((owner, attribute, getattr(owner, attribute)))
             setattr(owner, attribute, self._timed(name, getattr(owner, attribute)))
-        quick = importlib.import_module("sader.fast").QuickTiles
+        quick = importlib.import_module("sader.quicktiles").QuickTiles
         run = quick._run
         before.append((quick, "_run", run))
 

@@ -16,11 +16,12 @@ import torch
 from sader.checkpoint import Checkpoint, build_model
 from sader.data.synthetic import make_series
 from sader.errors import ConfigError
-from sader.fast import FastOptions, FastSampler, QuickTiles
+from sader.fast import FastOptions, FastSampler
 from sader.model.fused import half_network
 from sader.model.guide import make_guide
 from sader.pipeline import CloudRemover, RemoverOptions
 from sader.presets import get_preset
+from sader.quicktiles import QuickTiles
 from sader.sampling import generator_noise
 
 SMALL = {"widths": (16, 16, 32), "blocks": (1, 1, 1), "fusion_width": 16, "key_width": 16, "emb_width": 32}

@@ -42,6 +42,7 @@ LAYERS: list[tuple[str, tuple[str, ...]]] = [
             "backends",
             "export",
             "fast",
+            "quicktiles",
             "data.series",
             "baselines",
         ),

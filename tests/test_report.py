@@ -232,22 +232,17 @@ def test_a_report_holds_all_and_asks_for_nothing(model, dates, tmp_path, capsys)
     assert str(tmp_path) not in text
 
 
+def reported(output: Path, html: Path, dates: list[Path], *, reference: str) -> tuple[object, ...]:
+    """The options of a run with given masks and a report."""
+    masks = dates[0].parent / "masks"
+    return ("-o", output, "--report", html, "--reference", reference, "--no-item", "--mask", masks)
+
+
 def test_the_result_is_drawn_in_the_coding_of_the_cleaned_date(model, dates, tmp_path, capsys):
     """Kept pixels look the same before and after, though the first date is stored with another offset."""
     rasterio = pytest.importorskip("rasterio")
     html = tmp_path / "out.html"
-    options = (
-        "-o",
-        tmp_path / "c.tif",
-        "--report",
-        html,
-        "--reference",
-        "2022-04-10",
-        "--no-item",
-        "--mask",
-        dates[0].parent / "masks",
-    )
-    assert remove(model, capsys, *dates, *options)[0] == 0
+    assert remove(model, capsys, *dates, *reported(tmp_path / "c.tif", html, dates, reference="2022-04-10"))[0] == 0
     before, after = (np.asarray(decoded(uri).convert("RGB")) for uri in Page(html.read_text()).pictures()[:2])
     with rasterio.open(tmp_path / "c_provenance.tif") as file:
         kept = file.read(1) == 1
@@ -257,18 +252,7 @@ def test_the_result_is_drawn_in_the_coding_of_the_cleaned_date(model, dates, tmp
 
 def test_without_reference_the_result_stands_alone(model, dates, tmp_path, capsys):
     html = tmp_path / "out.html"
-    options = (
-        "-o",
-        tmp_path / "c.tif",
-        "--report",
-        html,
-        "--reference",
-        "none",
-        "--no-item",
-        "--mask",
-        dates[0].parent / "masks",
-    )
-    assert remove(model, capsys, *dates, *options)[0] == 0
+    assert remove(model, capsys, *dates, *reported(tmp_path / "c.tif", html, dates, reference="none"))[0] == 0
     found = Page(html.read_text())
     assert "A new image of all dates" in found.words
     assert "clear pixels of all dates (median" in found.words

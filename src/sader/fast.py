@@ -11,14 +11,13 @@ from __future__ import annotations
 
 import copy
 import logging
-import threading
 import time
 import warnings
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from itertools import pairwise
-from typing import Literal
+from typing import Literal, Protocol, TypeVar
 
 import torch
 from torch import Tensor
@@ -32,8 +31,8 @@ from sader.model.fused import can_fuse, fuse, half_network
 from sader.model.mtcdn import MTCDN
 from sader.resampling import Guide, Resampler, ResamplerConfig
 from sader.sampling import NoiseSource, karras_sigmas, sample
-from sader.tilegraph import TileGraph, TileResult
 
+Result = TypeVar("Result")
 Precision = Literal["float32", "bfloat16", "float16"]
 log = logging.getLogger(__name__)
 TYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -204,6 +203,29 @@ class Recorded:
         return self.outputs
 
 
+class TakesShortCuts(Protocol):
+    """Something that computes with options and can begin anew with others."""
+
+    options: FastOptions
+
+    def begin_anew(self, options: FastOptions) -> None: ...
+
+
+def with_fewer_short_cuts(worker: TakesShortCuts, attempt: Callable[[], Result]) -> Result:
+    """Return what `attempt` returns; where a short cut fails, it is given up with a warning and tried again."""
+    while True:
+        try:
+            return attempt()
+        except torch.OutOfMemoryError:
+            raise
+        except Exception as error:
+            fewer = worker.options.fewer()
+            if worker.options.strict or fewer is None:
+                raise
+            warnings.warn(f"a short cut does not work here ({_short(error)}); going on without it.", stacklevel=4)
+            worker.begin_anew(fewer)
+
+
 class FastSampler:
     """Samples batches of tiles of SADER's networks without composite (the paper's), with the options' short cuts.
 
@@ -241,22 +263,15 @@ class FastSampler:
         work = _Work(
             cloudy, {key: value for key, value in more.items() if value is not None}, noise, steps, resamplings
         )
-        while True:
-            try:
-                image = self._sampled(work)
-                break
-            except torch.OutOfMemoryError:
-                raise
-            except Exception as error:
-                fewer = self.options.fewer()
-                if self.options.strict or fewer is None:
-                    raise
-                warnings.warn(f"a short cut does not work here ({_short(error)}); going on without it.", stacklevel=2)
-                self.options, self._model, self._recordings = fewer, None, {}
+        image = with_fewer_short_cuts(self, lambda: self._sampled(work))
         if self.options.precision == "float16" and not bool(image.isfinite().all()):
             # Beyond 65504 float16 has no numbers. Trained networks are far from that, but nothing forbids it.
             return self._plain(self.plain, work)
         return image
+
+    def begin_anew(self, options: FastOptions) -> None:
+        """Forget everything made with other options."""
+        self.options, self._model, self._recordings = options, None, {}
 
     def _sampled(self, work: _Work) -> Tensor:
         device = work.cloudy.device
@@ -329,113 +344,6 @@ class _Work:
     noise: NoiseSource
     steps: int
     resamplings: int
-
-
-class QuickTiles:
-    """Tiles of networks with a composite, as `TileGraph` computes them, in half precision and recorded per shape.
-
-    Called as `backends.OnnxTiles` is. The matching of dates, the composite and all fits are float32 as ever.
-    """
-
-    def __init__(
-        self, model: Denoiser, config: ModelConfig, options: FastOptions, *, threshold: float, growth: int
-    ) -> None:
-        self.plain, self.config, self.options = model, config, options
-        self.threshold, self.growth = threshold, growth
-        self._graphs: dict[tuple[int, bool, bool], TileGraph] = {}
-        self._recordings: dict[tuple[object, ...], Recorded] = {}
-        self._turn = threading.Lock()
-        """A recording has one place for its inputs: while one thread uses it, others prepare theirs."""
-
-    def graph(self, *, steps: int, estimate: bool, scene: bool) -> TileGraph:
-        """Return one variant of the computation; arguments as in `TileGraph`."""
-        key = (steps, estimate, scene)
-        if key not in self._graphs:
-            device = next(self.plain.parameters()).device
-            model = next((graph.denoiser for graph in self._graphs.values()), None)
-            self._graphs[key] = TileGraph(
-                model or quick_denoiser(self.plain, self.options, device), self.config, steps=steps,
-                threshold=self.threshold, growth=self.growth, estimate=estimate, scene=scene,
-                precision=None if self.options.precision == "float32" else TYPES[self.options.precision],
-                exact_masks=self.options.cpu_blocks,
-            ).eval()  # fmt: skip
-        return self._graphs[key]
-
-    @torch.inference_mode()
-    def __call__(
-        self,
-        *,
-        cloudy: Tensor,
-        valid: Tensor,
-        cloud: Tensor,
-        reference: Tensor,
-        noises: Sequence[Tensor],
-        band_present: Tensor,
-        change: Tensor | None,
-        steps: int,
-    ) -> tuple[list[Tensor], TileResult]:
-        """Return (one image per noise, the last result); arguments as in `TileGraph.forward`."""
-        estimate = bool(cloud.isnan().any())  # else the cloud head need not run
-        shared = [cloudy, valid, cloud, reference, band_present] + ([] if change is None else [change])
-        images: list[Tensor] = []
-        made: tuple[Tensor, ...] = ()
-        for noise in noises:
-            with self._turn:
-                found = self._tried([noise, *shared], steps, estimate, change is not None)
-                made = tuple(value.clone() for value in found)
-                if noise.device.type == "cuda":  # the next thread may work in another stream
-                    torch.cuda.current_stream(noise.device).synchronize()
-            if self.options.precision == "float16" and not bool(made[0].isfinite().all()):
-                made = self._plainly([noise, *shared], steps, estimate, change is not None)
-            images.append(made[0])
-        return images, TileResult(*made)
-
-    def _tried(self, inputs: list[Tensor], steps: int, estimate: bool, scene: bool) -> tuple[Tensor, ...]:
-        """Return the result, giving up what does not work here."""
-        while True:
-            try:
-                return self._run(inputs, steps, estimate, scene)
-            except torch.OutOfMemoryError:
-                raise
-            except Exception as error:
-                fewer = self.options.fewer()
-                if self.options.strict or fewer is None:
-                    raise
-                warnings.warn(f"a short cut does not work here ({_short(error)}); going on without it.", stacklevel=2)
-                self.options, self._graphs, self._recordings = fewer, {}, {}
-
-    def _plainly(self, inputs: list[Tensor], steps: int, estimate: bool, scene: bool) -> tuple[Tensor, ...]:
-        """Return the result in float32: beyond 65504 float16 has no numbers."""
-        noise, cloudy, valid, cloud, reference, band_present, *change = inputs
-        graph = TileGraph(
-            self.plain, self.config, steps=steps, threshold=self.threshold, growth=self.growth, estimate=estimate,
-            scene=scene,
-        )  # fmt: skip
-        made: tuple[Tensor, ...] = graph(cloudy, valid, cloud, reference, noise, band_present, *change)
-        return made
-
-    def _run(self, inputs: list[Tensor], steps: int, estimate: bool, scene: bool) -> tuple[Tensor, ...]:
-        graph = self.graph(steps=steps, estimate=estimate, scene=scene)
-        device = inputs[0].device
-
-        def whole(noise: Tensor, *rest: Tensor) -> tuple[Tensor, ...]:
-            cloudy, valid, cloud, reference, band_present, *change = rest
-            made = graph(cloudy, valid, cloud, reference, noise, band_present, *change)
-            return tuple(value.float() if value.is_floating_point() else value for value in made)
-
-        if not (self.options.record and device.type == "cuda"):
-            return whole(*inputs)
-        key = (steps, estimate, scene, *(tuple(value.shape[1:]) for value in inputs))
-        count = len(inputs[0])
-        recorded = self._recordings.get(key)
-        if recorded is None or len(recorded.inputs[0]) < count:
-            # A scene's tiles take the GPU seconds in all: less than a search would.
-            recorded = self._recordings[key] = Recorded(whole, inputs, search=False)
-        # The last batch of a scene has fewer tiles: it goes through the same recording, filled up with its first.
-        missing = len(recorded.inputs[0]) - count
-        if missing:
-            inputs = [torch.cat([value, value[:1].expand(missing, *value.shape[1:])]) for value in inputs]
-        return tuple(value[:count] for value in recorded(*inputs))
 
 
 def _short(error: BaseException) -> str:

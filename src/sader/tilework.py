@@ -33,7 +33,8 @@ from sader.tiling import NoiseField, Ticks, Window
 
 if TYPE_CHECKING:
     from sader.backends import OnnxTiles
-    from sader.fast import FastSampler, QuickTiles
+    from sader.fast import FastSampler
+    from sader.quicktiles import QuickTiles
     from sader.resampling import Guide
 
 
@@ -215,7 +216,8 @@ class TileWork:
         """The tiles of a network with composite by the short cuts of `sader.fast`; None where they are not wanted."""
         if self.options.backend != "quick" or self.rival is not None or not self.config.network.composite:
             return None
-        from sader.fast import FastOptions, QuickTiles
+        from sader.fast import FastOptions
+        from sader.quicktiles import QuickTiles
 
         assert isinstance(self.config, ModelConfig)
         options = FastOptions.suited(self.device, composite=True)

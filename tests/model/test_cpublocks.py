@@ -10,10 +10,11 @@ from torch import nn
 from sader.checkpoint import build_model
 from sader.errors import ConfigError
 from sader.export import example_inputs
-from sader.fast import FastOptions, QuickTiles, quick_denoiser
+from sader.fast import FastOptions, quick_denoiser
 from sader.model.blocks import Gate, ResBlock
 from sader.model.cpublocks import CpuResBlock, DoublingConv, SplitGate, cpu_network, gelu
 from sader.presets import get_preset
+from sader.quicktiles import QuickTiles
 from sader.tilegraph import TileGraph
 
 SMALL = {
