@@ -187,6 +187,7 @@ def main() -> None:
     parser.add_argument("--dates", type=int, default=3)
     parser.add_argument("--crop", type=int, default=256)
     parser.add_argument("--steps", type=int, default=20)
+    parser.add_argument("--loop", choices=("plain", "optimised"), nargs="+", default=("plain", "optimised"))
     parser.add_argument("--compile", action="store_true", help="torch.compile in the optimised loop")
     parser.add_argument("--tiny", action="store_true", help="a tiny network on the CPU")
     given = parser.parse_args()
@@ -205,7 +206,7 @@ def main() -> None:
     results = []
     for batch_size in given.batch:
         train = TrainConfig(batch_size=batch_size, dates=given.dates, crop=given.crop, compile=given.compile)
-        for loop in ("plain", "optimised"):
+        for loop in given.loop:
             try:
                 results.append(measure(loop, model, train, maker, device, given.steps))
             except torch.OutOfMemoryError:

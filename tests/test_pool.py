@@ -139,6 +139,15 @@ def test_the_plan_trains_each_run_once_and_a_guide_where_none_is_shipped(tmp_pat
     assert next(task.seconds for task in tasks if task.makes == "guide-conv") == 10.0
 
 
+def test_runs_that_are_compared_are_trained_side_by_side(tmp_path: Path):
+    setting = find_settings(ask(tmp_path, seconds=40.0), get_tables([HERE]))[HERE]
+    tasks = plan_tasks([(setting, row) for row in TABLES[HERE].rows[HERE]])
+    trained = [task.makes for task in tasks if task.makes]
+    assert all(name.startswith("paper-small") for name in trained[:6])  # one round of six workers
+    assert set(trained[6:10]) == {"small", "small-no-tfblock", "small-no-hablock", "guide-conv"}
+    assert trained[-1] == "ctgan"
+
+
 def test_two_workers_give_what_one_process_gives(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     pytest.importorskip("pytorch_lightning")
     monkeypatch.setenv("OMP_NUM_THREADS", "1")

@@ -53,6 +53,8 @@ class PlanRow:
     """Guide of the resampling: mae, conv, mean or none; None = the model's own."""
     group: str = ""
     """Part of a long table; figures show `SYSTEMS` and rows without a group."""
+    turn: int = 0
+    """Earlier turns are trained first: rows that are compared with each other share the device side by side."""
 
 
 @dataclass(frozen=True)
@@ -163,7 +165,8 @@ def _here() -> tuple[PlanRow, ...]:
     """The experiment on shards, the same seconds for every run.
 
     `small` works about a composite and has its own objective; the terms of the paper's loss and its guides are ablated
-    on the paper's method at the same size, in five steps as the paper does.
+    on the paper's method at the same size, in five steps as the paper does. The six runs of that method are trained
+    first, those of `small` next: where six share a device, each family gets equal parts of it.
     """
     small, own = RunSpec("small", "small"), RunSpec("paper-small", "sen2_mtc_new", _SMALL)
 
@@ -174,19 +177,20 @@ def _here() -> tuple[PlanRow, ...]:
     rest = sorted((name for name in RIVALS if name not in first), key=HERE_LAST.index)
     theirs = "paper's method, small"
 
-    def rival(name: str) -> PlanRow:
+    def rival(name: str, turn: int) -> PlanRow:
         steps = SLOW_STEPS.get(name)
         title = RIVALS[name].label + (f", {steps} steps" if steps else "")
-        return PlanRow(name, title, RunSpec(name, name), steps=steps, group=SYSTEMS)
+        return PlanRow(name, title, RunSpec(name, name), steps=steps, group=SYSTEMS, turn=turn)
 
     def ablation(name: str, title: str, base: RunSpec, changes: tuple[str, ...], steps: str | None) -> PlanRow:
-        return PlanRow(name, title, changed(base, name.split("-", 1)[1], changes), steps=steps, group=ABLATIONS)
+        spec, turn = changed(base, name.split("-", 1)[1], changes), 1 if base is small else 0
+        return PlanRow(name, title, spec, steps=steps, group=ABLATIONS, turn=turn)
 
     return (
         PlanRow("classical", "classical methods and controls", methods=(*CLASSICAL, CONTROL), group=SYSTEMS),
-        PlanRow("small", "SADER small", small, group=SYSTEMS),
+        PlanRow("small", "SADER small", small, group=SYSTEMS, turn=1),
         PlanRow("paper-small", theirs, own, steps="4+1", guide="mae", group=SYSTEMS),
-        *(rival(name) for name in first),
+        *(rival(name, 2) for name in first),
         ablation("small-no-tfblock", "SADER small without TFBlock", small, _NO_FUSION, None),
         ablation("small-no-hablock", "SADER small without HABlock", small, _NO_HYBRID, None),
         PlanRow("paper-5+0", f"{theirs}, 5 steps", own, steps="5+0", group=ABLATIONS),
@@ -196,15 +200,23 @@ def _here() -> tuple[PlanRow, ...]:
         ablation("paper-no-cloud-free", f"{theirs}, 5 steps, no cloud-free term", own, _NO_CLEAR, "5"),
         ablation("paper-no-brightness", f"{theirs}, 5 steps, no brightness term", own, _NO_BRIGHTNESS, "5"),
         *(
-            PlanRow(f"small-{s}", f"SADER small, {s}", small, steps=s, guide="mae", group=SAMPLING)
+            PlanRow(f"small-{s}", f"SADER small, {s}", small, steps=s, guide="mae", group=SAMPLING, turn=1)
             for s in ("4+0", "4+1", "5+1")
         ),
         *(PlanRow(f"paper-{s}", f"{theirs}, {s}", own, steps=s, guide="mae", group=SAMPLING) for s in ("4+0", "5+1")),
         *(
-            PlanRow(f"paper-guide-{kind}", f"{theirs}, 4+1, guide {kind}", own, steps="4+1", guide=kind, group=SAMPLING)
+            PlanRow(
+                f"paper-guide-{kind}",
+                f"{theirs}, 4+1, guide {kind}",
+                own,
+                steps="4+1",
+                guide=kind,
+                group=SAMPLING,
+                turn=1,
+            )
             for kind in ("none", "mean", "conv")
         ),
-        *(rival(name) for name in rest),
+        *(rival(name, 3) for name in rest),
     )
 
 

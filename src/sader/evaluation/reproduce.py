@@ -193,25 +193,27 @@ def _failed(outcome: Outcome, setting: Setting, row: PlanRow, reason: str) -> No
 
 
 def plan_tasks(work: Work) -> list[Task]:
-    """Return what there is to do: each run and each guide once, then the rows that need them."""
+    """Return what there is to do: each run and each guide once, turn by turn, then the rows that need them."""
     trained: dict[tuple[str, str], Task] = {}
+    turns: dict[Task, int] = {}
     scored: list[Task] = []
     for setting, row in work:
         needs: list[str] = []
         seconds = setting.seconds or 0.0
         if row.run is not None:
             name = row.run.name
-            trained.setdefault((setting.label, name), Task("train", setting.label, row.name, name, (), seconds))
+            task = Task("train", setting.label, row.name, name, (), seconds)
+            turns.setdefault(trained.setdefault((setting.label, name), task), row.turn)
             needs.append(name)
         guide = needed_guide(setting, row)
         if guide is not None:
             name = guide_name(guide[0])
             share = GUIDE_SHARE if setting.dataset == HERE else 1.0
             task = Task("guide", setting.label, row.name, name, (), seconds * share)
-            trained.setdefault((setting.label, name), task)
+            turns.setdefault(trained.setdefault((setting.label, name), task), row.turn)
             needs.append(name)
         scored.append(Task("score", setting.label, row.name, needs=tuple(needs)))
-    return [*trained.values(), *scored]
+    return [*sorted(trained.values(), key=turns.__getitem__), *scored]
 
 
 def process_arguments(request: ReproduceRequest) -> list[str]:

@@ -44,10 +44,10 @@ def here_recipe(base: str) -> list[str]:
     """Return how the plan here trains a system: the same batches and schedule for all, loss and optimiser its own.
 
     Crops of 128 pixels, 4 dates, 16 series a step (`HERE_BATCH` names the exceptions); 2 % of the time the rate rises,
-    then it falls along a cosine to 1 % of its peak: the published one, at least `LEAST_RATE`. Steps are not recorded
-    as CUDA graphs, since only some of the systems can be.
+    then it falls along a cosine to 1 % of its peak: the published one, at least `LEAST_RATE`. Steps are recorded as
+    CUDA graphs where a system can be (`Rival.recordable`): each trains as fast as this package trains it.
     """
-    changes = ["crop=128", "dates=4", "batch_size=16", "schedule=cosine", "warmup=0.02", "record=false"]
+    changes = ["crop=128", "dates=4", "batch_size=16", "schedule=cosine", "warmup=0.02"]
     if base in RIVALS:
         rate = max(float(RIVALS[base].train["adam_lr"]), LEAST_RATE)
         changes.append(f"adam_lr={rate:g}")

@@ -34,7 +34,9 @@ class BatchFeed:
         self.wait_seconds = 0.0
         """Host time spent in `take`; with `prepare` called in time, that is next to nothing."""
         self._ready: dict[int, SeriesBatch] = {}
-        self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None
+        # First in line: a batch is a chain of a thousand small kernels, and behind the long ones of a step each would
+        # wait for its turn, so that the chain would outlast the step.
+        self._stream = torch.cuda.Stream(device, priority=-1) if device.type == "cuda" else None
         if self._stream is not None:  # the series were loaded by the stream that trains
             self._stream.wait_stream(torch.cuda.current_stream(device))
         self._steps: deque[torch.cuda.Event] = deque()
