@@ -21,6 +21,7 @@ from torch import Tensor, nn
 
 from sader.baselines.adversarial import norm_layer
 from sader.baselines.ctgan import CONFORMER_RECIPE
+from sader.baselines.depthwise import DepthwiseConv2d
 from sader.baselines.extractor import DateExtractor, ExtractorGan
 from sader.baselines.protocol import RivalConfig, System
 
@@ -67,7 +68,7 @@ class Conv2Former(nn.Module):
         super().__init__()
         self.norm_in, self.norm_out = norm_layer("instance", width), norm_layer("instance", width)
         self.weigh = nn.Sequential(
-            nn.Conv2d(width, width, 1), nn.GELU(), nn.Conv2d(width, width, kernel, padding=kernel // 2, groups=width)
+            nn.Conv2d(width, width, 1), nn.GELU(), DepthwiseConv2d(width, kernel, padding=kernel // 2)
         )
         self.value = nn.Conv2d(width, width, 1)
         self.project = nn.Conv2d(width, width, 1)
@@ -111,7 +112,7 @@ class MultiScaleBlock(nn.Module):
         self.lift = nn.Sequential(nn.Conv2d(channels, width, 1), norm_layer("instance", width), nn.PReLU())
         self.down = nn.ModuleList(
             nn.Sequential(
-                nn.Conv2d(width, width, 5, stride=2, padding=2, groups=width, bias=False),
+                DepthwiseConv2d(width, 5, stride=2, padding=2, bias=False),
                 norm_layer("instance", width),
             )
             for _ in range(config.scales)
