@@ -5,7 +5,8 @@ Anywhere in seconds: python benchmarks/paper_tile.py --tiny
 
 A ladder: each row adds one short cut to the row before. Prints ms a tile, the ratio to the naive mode and the RMSE in
 reflectance to the naive mode in true float32, with the same noise; and the PSNR where --data brings known scenes.
-Rows are printed, and written to FOLDER/paper_tile.json, as they come: what is stopped by --seconds loses nothing.
+Rows are printed, and written to FOLDER/paper_tile.json, as they come: what is stopped by --seconds loses nothing. On a
+GPU the last rung, which the goal is about, comes first, at all batch sizes and with its profile; then the others.
 """
 
 from __future__ import annotations
@@ -14,9 +15,11 @@ import argparse
 import json
 import math
 import os
+import re
 import signal
 import statistics
 import sys
+import threading
 import time
 import warnings
 from collections.abc import Callable, Iterator
@@ -28,7 +31,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from sader.checkpoint import build_model, find_checkpoint, load_checkpoint
@@ -37,8 +39,8 @@ from sader.data.synthetic import make_series
 from sader.diffusion import Denoiser
 from sader.fast import FastOptions, FastSampler, naive_sample
 from sader.model.fused import can_fuse
-from sader.model.fusion import attend_over_dates, masked_mean
 from sader.model.guide import make_guide
+from sader.model.kernelchecks import GOOD, double_errors, fold_errors, join_errors, kernel_errors
 from sader.presets import get_preset
 from sader.sampling import generator_noise
 
@@ -46,7 +48,10 @@ BANDS = ("B02", "B03", "B04", "B08")
 VALIDATION_SEED = 20_000_003
 """That of `sader.training.validation`, which needs Lightning."""
 SAFE = "float16, recorded, not fused"
-PROFILED = ("+ joined", "+ recorded", SAFE)
+KINDS = {"fused": kernel_errors, "joined": join_errors, "folded": fold_errors, "doubled": double_errors}
+"""Kernels in the order in which modes come to need them, with what says how far off they are."""
+SCENES = 8
+"""Different places; larger batches repeat them, and quality is measured on these."""
 
 
 class Row(NamedTuple):
@@ -196,92 +201,8 @@ def ceilings(device: torch.device) -> dict[str, float]:
     return found
 
 
-def kernel_errors(device: torch.device) -> dict[str, float]:
-    """Return the relative error of each fused kernel in float16 against PyTorch in float32, at sizes of the network."""
-    from sader.model import kernels
-
-    torch.manual_seed(0)
-    errors = {}
-
-    def map_of(*shape: int) -> Tensor:
-        return torch.randn(*shape, device=device).half().contiguous(memory_format=torch.channels_last)
-
-    def note(name: str, got: Tensor, wanted: Tensor) -> None:
-        errors[name] = max(errors.get(name, 0.0), float((got.float() - wanted).norm() / wanted.norm()))
-
-    for channels, groups in ((64, 16), (192, 16), (48, 16), (7, 1)):
-        x, skip = 3 * map_of(2, channels, 40, 72) + 1, map_of(2, channels, 40, 72)
-        weight, bias, before = torch.randn(3, channels, device=device)
-        gain = 0.1 * torch.randn(2, channels, device=device)
-        scale, shift = kernels.norm_coefficients(x, groups, weight, bias, 1e-5, gain=gain, before=before)
-        normed = F.group_norm(x.float() + before[:, None, None], groups, weight, bias) * (1 + gain)[:, :, None, None]
-        for mode, resample in (
-            ("none", lambda v: v),
-            ("down", lambda v: F.avg_pool2d(v, 2)),
-            ("up", lambda v: F.interpolate(v, scale_factor=2)),
-        ):
-            made = kernels.apply_norm(x, scale, shift, activation="gelu", resample=mode)
-            note(f"norm, gelu, {mode}", made, resample(F.gelu(normed)))
-            added = kernels.add_skip(made, bias, skip, resample=mode)
-            note(f"add, {mode}", added, made.float() + bias[:, None, None] + resample(skip.float()))
-        matrix, offsets = (
-            0.1 * torch.randn(2 * channels, channels, device=device),
-            torch.randn(2 * channels, device=device),
-        )
-        a, b = F.conv2d(normed, matrix[:, :, None, None], offsets).chunk(2, dim=1)
-        made = kernels.gate(x, scale, shift, matrix.t().contiguous().half(), offsets)
-        note("gate", made, F.gelu(normed) + a * F.gelu(b))
-    pairs, values = map_of(6, 128, 40, 72).unflatten(0, (2, 3)), map_of(6, 64, 40, 72).unflatten(0, (2, 3))
-    there = torch.rand(2, 3, 40, 72, device=device) > 0.3
-    there[:, 0] = True
-    queries, keys = pairs.chunk(2, dim=2)
-    wanted = attend_over_dates(masked_mean(queries.float(), there), keys.float(), values.float(), there)
-    note("dates", kernels.attend(queries, keys, values, there), wanted)
-    return errors
-
-
-def join_errors(device: torch.device, sizes: tuple[tuple[int, int], ...] = ((64, 16), (48, 16))) -> dict[str, float]:
-    """Return the same for the kernels between the blocks (`model.joinkernels`); sizes: (channels, groups)."""
-    from sader.model import joinkernels, kernels
-
-    torch.manual_seed(0)
-    errors: dict[str, float] = {}
-
-    def map_of(*shape: int) -> Tensor:
-        return torch.randn(*shape, device=device).half().contiguous(memory_format=torch.channels_last)
-
-    def note(name: str, got: Tensor, wanted: Tensor) -> None:
-        errors[name] = max(errors.get(name, 0.0), float((got.float() - wanted).norm() / wanted.norm()))
-
-    for channels, groups in sizes:
-        x, more, bias = map_of(2, channels, 40, 72), map_of(2, channels, 40, 72), torch.randn(channels, device=device)
-        for mode, size, resample in (
-            ("none", (40, 72), lambda v: v),
-            ("down", (80, 144), lambda v: F.avg_pool2d(v, 2)),
-            ("up", (20, 36), lambda v: F.interpolate(v, scale_factor=2)),
-        ):
-            skip = map_of(2, channels, *size)
-            beside = torch.zeros(2, 2 * channels, 40, 72, device=device, dtype=x.dtype)
-            beside = beside.contiguous(memory_format=torch.channels_last)
-            alone = x.float() + bias[:, None, None] + resample(skip.float())
-            for added, out in ((None, None), (more, None), (more, beside[:, channels:]), (None, beside[:, :channels])):
-                sums = joinkernels.empty_sums(*x.shape, x)
-                made = joinkernels.join(x, bias, skip, sums, resample=mode, more=added, out=out)
-                wanted = alone if added is None else alone + added.float()
-                note(f"join, {mode}", made, wanted)
-                if out is not None:
-                    note("join, kept", out, alone)
-                scale, shift = kernels.norm_coefficients(made, groups, None, None, 1e-5, sums=sums)
-                normed = made.float() * scale[:, :, None, None] + shift[:, :, None, None]
-                note("join, norm", normed, F.group_norm(made.float(), groups))
-        both = map_of(2, 2 * channels, 40, 72)
-        a, b = both.float().chunk(2, dim=1)
-        note("product", joinkernels.product_gelu(both), a * F.gelu(b))
-    return errors
-
-
-def ladder(device: torch.device, *, fused: bool, joined: bool = True) -> dict[str, FastOptions]:
-    """Return the modes, each with one short cut more than the one before."""
+def ladder(device: torch.device, *, good: set[str]) -> dict[str, FastOptions]:
+    """Return the modes, each with one short cut more than the one before; good: those of `KINDS` that may be used."""
     on_gpu = device.type == "cuda"
     modes = {
         "dates seen once": FastOptions(strict=True),
@@ -291,12 +212,16 @@ def ladder(device: torch.device, *, fused: bool, joined: bool = True) -> dict[st
         "float16 instead": FastOptions(strict=True, channels_last=True, skip_below=2e-3, precision="float16"),
     }
     half = modes["float16 instead"]
-    if on_gpu and fused and can_fuse(device):
+    if on_gpu and "fused" in good:
         modes["+ fused"] = FastOptions(**{**asdict(half), "fused": True})
     if on_gpu:
         modes["+ recorded"] = FastOptions(**{**asdict(half), "fused": "+ fused" in modes, "record": True})
-    if "+ fused" in modes and joined:
+    if "+ fused" in modes and "joined" in good:
         modes["+ joined"] = FastOptions(**{**asdict(modes["+ recorded"]), "joined": True})
+    if "+ joined" in modes and "folded" in good:
+        modes["+ folded"] = FastOptions(**{**asdict(modes["+ joined"]), "folded": True})
+    if "+ folded" in modes and "doubled" in good:
+        modes["+ doubled"] = FastOptions(**{**asdict(modes["+ folded"]), "doubled": True})
     return modes
 
 
@@ -311,15 +236,17 @@ class Bench:
     def __init__(self, given: argparse.Namespace) -> None:
         self.given, self.started = given, time.perf_counter()
         self.device = torch.device("cuda" if torch.cuda.is_available() and not given.cpu else "cpu")
-        self.size, self.base, self.runs = (32, 2, 1) if given.tiny else (given.size, 8, given.runs)
+        self.size: int = 32 if given.tiny else given.size
+        self.base = 2 if given.tiny else 8
+        self.runs: int = 1 if given.tiny else given.runs
         self.batches = [2] if given.tiny else [int(number) for number in given.batches.split(",")]
         model, self.config = load(given.weights, tiny=given.tiny)
         self.model = model.to(self.device)
         self.guide = make_guide(self.config.sampling.guide, bands=len(self.config.network.bands), weights=None)
         self.rows: list[Row] = []
         self.report = Report()
-        self.joined = False
-        self.scenes = self._scenes(max([self.base, *self.batches]))
+        self.good: set[str] = set()
+        self.scenes = self._scenes(max(self.base, min(SCENES, *self.batches)))
         self.evaluations: list[None] = []
 
     def left(self) -> float:
@@ -330,16 +257,20 @@ class Bench:
         network = self.config.network
         bands = (*network.bands, *network.aux_bands)
         if self.given.data:
-            return known_scenes(self.given.data, bands, count, self.size)
+            started = time.perf_counter()
+            found = known_scenes(self.given.data, bands, count, self.size)
+            self.report.seconds["scenes"] = round(time.perf_counter() - started, 1)
+            return found
         made = [make_series(number, size=(self.size, self.size), dates=3) for number in range(min(count, 8))]
         order = [BANDS.index(band) for band in bands]
         cloudy = torch.from_numpy(np.stack([one.cloudy[:, order] for one in made])).float()
         return torch.cat([cloudy] * -(-count // len(cloudy)))[:count], None, None
 
     def inputs(self, batch: int) -> Inputs:
-        """Return the first `batch` scenes."""
+        """Return the first `batch` scenes, again from the first where there are fewer."""
         bands = len(self.config.network.bands)
-        cloudy, clear, scored = (None if one is None else one[:batch].to(self.device) for one in self.scenes)
+        which = torch.arange(batch) % len(self.scenes[0])
+        cloudy, clear, scored = (None if one is None else one[which].to(self.device) for one in self.scenes)
         assert cloudy is not None
         own, aux = (2 * cloudy - 1).split([bands, cloudy.shape[2] - bands], dim=2)
         fixed = generator_noise(tuple(own.shape[1:]), list(range(batch)), device=self.device)
@@ -387,8 +318,8 @@ class Bench:
             self.given.out.mkdir(parents=True, exist_ok=True)
             (self.given.out / "paper_tile.json").write_text(json.dumps(asdict(self.report), indent=1))
 
-    def mode(self, name: str, options: FastOptions, batch: int) -> None:
-        """Measure one mode; a failure is a line of its own, not the end."""
+    def mode(self, name: str, options: FastOptions, batch: int, *, profiled: int = 0) -> None:
+        """Measure one mode; a failure is a line of its own, not the end. profiled: kernels to name in its profile."""
         given = self.inputs(batch)
         sampler = FastSampler(self.model, self.config, options, guide=self.guide)
         run = partial(
@@ -402,8 +333,8 @@ class Bench:
                 if self.device.type == "cuda":
                     torch.cuda.reset_peak_memory_stats()
                 self.add(label, *timed(run, tiles=batch, runs=self.runs, device=self.device), given)
-                if self.device.type == "cuda" and batch == self.base and name in PROFILED and self.left() > 20:
-                    self.report.profiles[label] = profile(run)
+                if profiled and self.device.type == "cuda":
+                    self.report.profiles[label] = profile(run, top=profiled)
         except Exception as error:
             text = f"{type(error).__name__}: {error}"
             self.report.failed[label] = text[:1500]
@@ -418,47 +349,70 @@ class Bench:
             self.save()
 
     def start_again(self) -> None:
-        """Start anew in a fresh process without the fused kernels; what was measured stays in a file of its own."""
+        """Start anew in a fresh process with fewer kernels; what was measured stays in a file of its own."""
         self.save()
         if self.given.out is not None:
             (self.given.out / "paper_tile.json").rename(self.given.out / "paper_tile_before.json")
-        if not self.given.fused:
+        if not self.given.kinds:
             raise SystemExit("the device fails without the fused kernels as well")
-        print("starting again without the fused kernels", flush=True)
-        kept = [word for word in sys.argv[1:] if not word.startswith("--seconds=")]
-        os.execv(sys.executable, [sys.executable, __file__, *kept, "--no-fused", f"--seconds={self.left():.0f}"])
+        kinds = ",".join(self.given.kinds.split(",")[:-1])
+        print(f"starting again with the kernels {kinds or 'of PyTorch'}", flush=True)
+        kept = [word for word in sys.argv[1:] if not word.startswith(("--seconds=", "--kinds="))]
+        os.execv(sys.executable, [sys.executable, __file__, *kept, f"--kinds={kinds}", f"--seconds={self.left():.0f}"])
 
     def check_kernels(self) -> None:
-        """Print how far each fused kernel is from PyTorch in float32; a kernel that is wrong stops the fused rows."""
-        try:
-            errors = kernel_errors(self.device)
-        except Exception as error:
-            errors = {"did not run": math.inf}
-            self.report.failed["kernels"] = f"{type(error).__name__}: {error}"[:3000]
-            print(f"fused kernels FAILED: {type(error).__name__}: {str(error)[:600]}", flush=True)
-            if is_lost(str(error)):
-                self.start_again()
-        self.report.kernels = errors
-        print("fused kernels, relative error:", {name: f"{value:.1e}" for name, value in errors.items()}, flush=True)
-        if not all(value < 3e-3 for value in errors.values()):
-            print("the fused kernels are not used", flush=True)
-            self.given.fused = False
-        self.joined = self.given.fused and self._joins()
+        """Find how far each kernel is from PyTorch in float32; those that are wrong, and what needs them, are left out.
+
+        Runs beside the naive mode: Triton compiles meanwhile.
+        """
+        started = time.perf_counter()
+        for kind in [kind for kind in KINDS if kind in self.given.kinds.split(",")]:
+            try:
+                errors = KINDS[kind](self.device)
+            except Exception as error:
+                self.report.failed[kind] = f"{type(error).__name__}: {error}"[:3000]
+                break
+            self.report.kernels |= errors
+            if not all(value < GOOD for value in errors.values()):
+                self.report.failed[kind] = f"errors of {GOOD} or more"
+                break
+            self.good.add(kind)
+        self.report.seconds["kernels"] = round(time.perf_counter() - started, 1)
+
+    def checked(self, thread: threading.Thread) -> None:
+        """Wait for the kernels' errors and print them."""
+        thread.join()
+        errors = {name: f"{value:.1e}" for name, value in self.report.kernels.items()}
+        print(f"kernels in use: {sorted(self.good)}; relative errors: {errors}", flush=True)
+        for kind in KINDS:
+            if kind in self.report.failed:
+                print(f"{kind} kernels FAILED: {self.report.failed[kind][:600]}", flush=True)
+                if is_lost(self.report.failed[kind]):
+                    self.given.kinds = ",".join([*(good for good in KINDS if good in self.good), kind])
+                    self.start_again()
         self.save()
 
-    def _joins(self) -> bool:
-        """Print the same for the kernels between blocks, and return whether they may be used."""
-        try:
-            errors = join_errors(self.device)
-        except Exception as error:
-            self.report.failed["joined"] = f"{type(error).__name__}: {error}"[:3000]
-            print(f"joining kernels FAILED: {type(error).__name__}: {str(error)[:600]}", flush=True)
-            if is_lost(str(error)):
-                self.start_again()
-            return False
-        self.report.kernels |= errors
-        print("joining kernels, relative error:", {name: f"{value:.1e}" for name, value in errors.items()}, flush=True)
-        return all(value < 3e-3 for value in errors.values())
+    def goal_first(self, modes: dict[str, FastOptions]) -> None:
+        """Measure the modes on a GPU: first those the goal is about, for time may run out, with their profiles.
+
+        Doubling pays only where cuDNN is as good at kernels of 2x2 as at 3x3: the better of both is tried with more
+        tiles at a time.
+        """
+        wanted = [name for name in modes if re.search(self.given.only, name)]
+        rungs = [name for name in wanted if name in ("+ folded", "+ doubled")]
+        rungs = rungs or [name for name in wanted if name != SAFE][-1:]
+        for name in rungs:
+            self.mode(name, modes[name], self.base, profiled=60)
+        seen = {row.mode: row.milliseconds for row in self.rows}
+        goal = min(rungs, key=lambda name: seen.get(f"{name}, batch {self.base}", math.inf), default=None)
+        for batch in self.batches:
+            if goal is not None and batch != self.base:
+                self.mode(goal, modes[goal], batch, profiled=60 if batch == 32 else 0)
+        self.report.ceilings = ceilings(self.device)
+        print(f"ceilings: {self.report.ceilings}", flush=True)
+        for name in reversed(wanted):
+            if name not in rungs:
+                self.mode(name, modes[name], self.base, profiled=24 if name in ("+ joined", "+ recorded") else 0)
 
     def run(self) -> list[Row]:
         """Make the table."""
@@ -469,10 +423,24 @@ class Bench:
         self.report.title = f"{self.config.name} {steps}, T=3, {self.size}x{self.size}, {weights}, {where}"
         print(self.report.title, flush=True)
         given = self.inputs(self.base)
+        checking = threading.Thread(target=self.check_kernels, daemon=True)
+        if device.type == "cuda" and can_fuse(device):
+            checking.start()
         # What everything is compared to: the same in true float32.
         torch.set_float32_matmul_precision("highest")
         torch.backends.cudnn.allow_tf32 = False
-        self.exact = self.naive(given)
+        try:
+            self.exact = self.naive(given)
+        except RuntimeError as error:
+            if checking.ident is None or not is_lost(str(error)):
+                raise
+            checking.join()  # a kernel that was tried beside it has taken the device down
+            bad = next((kind for kind in KINDS if kind not in self.good), list(KINDS)[-1])
+            self.given.kinds = ",".join([*(kind for kind in KINDS if kind in self.good), bad])
+            self.start_again()
+        if checking.ident is not None:
+            self.checked(checking)
+        self.report.seconds["before the naive row"] = round(time.perf_counter() - self.started, 1)
         torch.set_float32_matmul_precision("high")  # tf32, as the public code runs
         torch.backends.cudnn.allow_tf32 = True
         torch.backends.cudnn.benchmark = device.type == "cuda"
@@ -482,50 +450,55 @@ class Bench:
         naive = partial(self.naive, given)
         name = f"naive, tf32 eager, batch {self.base}, {len(self.evaluations)} evaluations"
         self.add(name, *timed(naive, tiles=self.base, runs=min(3, self.runs), device=device), given)
+        self.report.seconds["after the naive row"] = round(time.perf_counter() - self.started, 1)
         if device.type == "cuda":
-            self.report.profiles["naive"] = profile(naive)
-            self.report.ceilings = ceilings(device)
-            print(f"ceilings: {self.report.ceilings}", flush=True)
-            self.check_kernels()
-        modes = ladder(device, fused=self.given.fused, joined=self.joined)
-        order = [(name, self.base) for name in modes]
+            torch.cuda.empty_cache()
+        modes = ladder(device, good=self.good)
         if device.type == "cuda":
-            # What the goal is about comes first, for time may run out; before it what cannot fail.
-            last = order.pop()[0]
-            order = [(SAFE, self.base), *((last, batch) for batch in self.batches), *order]
-            modes[SAFE] = FastOptions(**{**asdict(modes[last]), "fused": False})
-        for name, batch in order:
-            self.mode(name, modes[name], batch)
+            modes[SAFE] = FastOptions(**{**asdict(modes["float16 instead"]), "record": True})
+            self.goal_first(modes)
+        else:
+            for name, options in modes.items():
+                self.mode(name, options, self.base)
         if self.given.compile and device.type == "cuda":
             torch._dynamo.config.recompile_limit = 64
             compiled = FastOptions(**{**asdict(modes[SAFE]), "compiled": True})
             self.mode("float16, blocks compiled, recorded", compiled, self.base)
+        if self.given.profile_naive and device.type == "cuda":
+            self.report.profiles["naive"] = profile(naive)
         self.save()
         for label, found in self.report.profiles.items():
             print(f"profile of {label}: {found['total_ms']} ms in {found['launches']} kernels")
-            for kernel, count, milliseconds in found["kernels"]:
+            for kernel, count, milliseconds in found["kernels"][:24]:
                 print(f"  {milliseconds:9.3f} ms {count:5d} x {kernel}")
         print(f"{time.perf_counter() - self.started:.0f} s", flush=True)
         return self.rows
 
 
-def main(arguments: list[str] | None = None) -> list[Row]:
-    """Print the table and return its rows."""
+def parsed(arguments: list[str] | None) -> argparse.Namespace:
+    """Return what the command line says."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--weights", help="a checkpoint of the paper's network; random weights without it")
     parser.add_argument("--data", type=Path, nargs="+", help="shards, for the PSNR on real places")
     parser.add_argument("--tiny", action="store_true")
     parser.add_argument("--cpu", action="store_true", help="even where there is a GPU")
     parser.add_argument("--size", type=int, default=256)
-    parser.add_argument("--batches", default="8,16,32", help="tiles at a time of the last mode")
+    parser.add_argument("--batches", default="8,16,32,64", help="tiles at a time of the last mode")
+    parser.add_argument("--only", default="", help="only modes whose name matches this regular expression")
     parser.add_argument("--runs", type=int, default=5)
     parser.add_argument("--steps", type=int, default=4)
     parser.add_argument("--resamplings", type=int, default=1)
-    parser.add_argument("--no-fused", dest="fused", action="store_false", help="without Triton kernels")
+    parser.add_argument("--kinds", default=",".join(KINDS), help="Triton kernels that may be used; empty = none")
+    parser.add_argument("--profile-naive", action="store_true", help="at the end, the naive mode's kernels")
     parser.add_argument("--seconds", type=float, default=900.0, help="start nothing after so long")
     parser.add_argument("--compile", action="store_true", help="a last row with torch.compile")
     parser.add_argument("--out", type=Path, help="folder for paper_tile.json")
-    given = parser.parse_args(arguments)
+    return parser.parse_args(arguments)
+
+
+def main(arguments: list[str] | None = None) -> list[Row]:
+    """Print the table and return its rows."""
+    given = parsed(arguments)
     warnings.simplefilter("ignore")
     return Bench(given).run()
 

@@ -81,6 +81,7 @@ def clear_part(
     device: str,
     batch: int | None,
     backend: str | None,
+    fused: bool | None = None,
 ) -> dict[str, Any]:
     """Clear the first rows of tiles (0 = the whole scene, to the end) and return what was measured."""
     import torch
@@ -88,10 +89,10 @@ def clear_part(
     from sader.geo.assemble import build_stack
     from sader.geo.scene import SceneOptions, clear_scene
     from sader.geo.sources import open_sources
-    from sader.pipeline import CloudRemover
+    from sader.pipeline import CloudRemover, RemoverOptions
     from sader.tiling import plan_windows
 
-    remover = CloudRemover.from_pretrained(model, device=device)
+    remover = CloudRemover.from_pretrained(model, device=device, options=RemoverOptions(fused=fused))
     stack = build_stack(open_sources(paths), remover.config.network)
     overlap = min(remover.options.overlap, tile // 4)  # as `clear_scene` takes it
     windows = plan_windows(*stack.grid.shape, tile=tile, overlap=overlap)
@@ -100,6 +101,7 @@ def clear_part(
     stages = Stages()
     watch = Watch(gpu=device.startswith("cuda"))
     marks: list[float] = []
+    begun = resource.getrusage(resource.RUSAGE_SELF)
     started = time.perf_counter()
 
     def progress(done: int, total: int) -> None:
@@ -118,6 +120,7 @@ def clear_part(
         clear_scene(stack, remover, out, options, progress=progress, notice=lambda text: print(text, flush=True))
         finished = True
     ended = time.perf_counter()
+    used = resource.getrusage(resource.RUSAGE_SELF)
     first, each = marks[0] - started, (marks[-1] - marks[0]) / max(1, len(marks) - 1)
     measured: dict[str, Any] = {
         "device": torch.cuda.get_device_name() if device.startswith("cuda") else "cpu",
@@ -130,7 +133,12 @@ def clear_part(
         "seconds_of_tiles": round(marks[-1] - marks[0], 1),
         "seconds_after_the_last_tile": round(ended - marks[-1], 1),
         "seconds_per_tile": round(each, 4),
-        "peak_gib": round(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20, 2),
+        "cpu_seconds": round(used.ru_utime - begun.ru_utime, 1),
+        "system_seconds": round(used.ru_stime - begun.ru_stime, 1),
+        "thousand_page_faults": (used.ru_minflt - begun.ru_minflt) // 1000,
+        "peak_gib": round(used.ru_maxrss / 2**20, 2),
+        "gib_at_the_start": round(watch.samples[0][1], 2) if watch.samples else None,
+        "gib_before_the_first_tile": round(max((g for at, g in watch.samples if at < marks[0]), default=0.0), 2),
         "gib_after_the_first_row": round(watch.after(marks[min(across, len(marks)) - 1]), 2),
         "threads": torch.get_num_threads(),
         "stages": stages.seconds(),
@@ -158,11 +166,16 @@ class Stages:
     NAMED: ClassVar = {
         "look at the whole scene": ("sader.geo.scene", "take_look"),
         "match of the whole scene": ("sader.geo.scene", "scene_match"),
-        "COG": ("sader.geo.job", "make_cog"),
+        "COG": ("sader.geo.publish", "make_cog"),
     }
     METHODS: ClassVar = {
-        "reading tiles (threads)": ("sader.geo.job", "SceneJob", "_read"),
-        "batches, all (threads)": ("sader.pipeline", "CloudRemover", "predict_tiles"),
+        "warm-up, beside the look": ("sader.geo.warmup", "WarmUp", "_run"),
+        "waiting for the warm-up": ("sader.geo.warmup", "WarmUp", "wait"),
+        "reading tiles (threads)": ("sader.geo.digital", "DigitalTiles", "fill"),
+        "reading tiles as reflectance (threads)": ("sader.geo.job", "SceneJob", "_read"),
+        "noise, part of reading (threads)": ("sader.tiling", "NoiseField", "window"),
+        "batches, all (threads)": ("sader.geo.digital", "DigitalTiles", "predict"),
+        "batches of reflectance, all (threads)": ("sader.pipeline", "CloudRemover", "predict_tiles"),
         "blending": ("sader.geo.strips", "RowBlend", "add"),
         "finishing rows": ("sader.geo.strips", "Finisher", "rows"),
         "writing rows": ("sader.geo.cog", "RowFile", "write"),
@@ -296,6 +309,9 @@ def main() -> None:
     parser.add_argument("--tile", type=int, default=512)
     parser.add_argument("--batch", type=int, help="tiles at a time on a GPU")
     parser.add_argument("--backend", help="torch, quick, onnx; default: quick on a GPU, else torch")
+    parser.add_argument(
+        "--fused", action=argparse.BooleanOptionalAction, help="kernels built by Triton; default: for large scenes"
+    )
     parser.add_argument("--model", default="sader-s2-rgbn", help="shipped weights or a checkpoint file")
     parser.add_argument("--folder", type=Path, help="where the scene is made; default: a temporary folder")
     parser.add_argument("--out", type=Path, help="folder for whole_scene.json")
@@ -325,7 +341,7 @@ def main() -> None:
         )
         measured = clear_part(
             paths, rows, arguments.tile, arguments.seconds, arguments.model, arguments.device, arguments.batch,
-            arguments.backend,
+            arguments.backend, arguments.fused,
         )  # fmt: skip
     text = json.dumps(measured, indent=2)
     print(text, flush=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -107,6 +108,34 @@ def test_paper_tile_runs_in_seconds():
     rows = script("paper_tile").main(["--tiny"])
     assert rows[1].rmse == 0.0  # seeing the dates once changes no bit
     assert all(row.milliseconds > 0 for row in rows)
+
+
+def test_paper_tile_measures_what_the_goal_is_about_first(monkeypatch):
+    paper_tile = script("paper_tile")
+    gpu = SimpleNamespace(type="cuda")
+    monkeypatch.setattr(paper_tile, "ceilings", lambda device: {})
+    took = {"+ folded": 8.0, "+ doubled": 9.0}
+    for only, good, first in (
+        ("", paper_tile.KINDS, ["+ folded 2", "+ doubled 2", "+ folded 16", "+ folded 32"]),
+        ("doubled|safe", paper_tile.KINDS, ["+ doubled 2", "+ doubled 16", "+ doubled 32"]),
+        ("", ["fused", "joined"], ["+ joined 2", "+ joined 16", "+ joined 32"]),
+        ("", [], ["+ recorded 2", "+ recorded 16", "+ recorded 32"]),
+    ):
+        bench = paper_tile.Bench(paper_tile.parsed(["--tiny", "--cpu", "--only", only]))
+        bench.batches, done = [2, 16, 32], []
+
+        def mode(name, options, batch, bench=bench, done=done, **_):
+            done.append(f"{name} {batch}")
+            bench.rows.append(paper_tile.Row(f"{name}, batch {batch}", took.get(name, 10.0), 0.0))
+
+        monkeypatch.setattr(bench, "mode", mode)
+        modes = paper_tile.ladder(gpu, good=set(good))
+        bench.goal_first(modes)
+        assert done[: len(first)] == first
+        assert len(done) == len(set(done))
+        if not only:
+            assert {name.rsplit(" ", 1)[0] for name in done} == set(modes)
+        assert [modes[name].folded for name in modes if name in took] == [True] * (2 if "doubled" in good else 0)
 
 
 def test_scaling_finds_exponents():

@@ -17,7 +17,7 @@ PACKAGE = Path(sader.__file__).parent
 CORE = {"torch", "numpy", "einops", "safetensors"}
 EDGE_PACKAGES = {"rasterio", "xarray", "dask", "pystac", "pytorch_lightning", "typer", "rich", "PIL", "fastapi", "yaml"}
 
-OPTIONAL = {"model.kernels": {"triton"}, "model.joinkernels": {"triton"}}
+OPTIONAL = {f"model.{name}": {"triton"} for name in ("kernels", "joinkernels", "datekernels", "nearkernels")}
 """Imported only where its package is installed (`model.fused.can_fuse`)."""
 
 # Lowest first; a file may import from its own layer and from those before it.

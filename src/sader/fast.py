@@ -51,6 +51,10 @@ class FastOptions:
     """Blocks of few kernels (Triton); needs half precision."""
     joined: bool = False
     """Fewer copies, sums and biases between fused blocks (`model.joined`); says nothing without them."""
+    folded: bool = False
+    """Attention and the dates' maps in few kernels (`model.folded`); says nothing without joined blocks."""
+    doubled: bool = False
+    """Convolve before doubling the resolution, with fewer products; says nothing without joined blocks."""
     skip_below: float = 0.0
     """Leave out noise levels at which no step can change the image by more than this, in the model's range [-1, 1];
     see `skippable`. 0 = none; 2e-3 leaves out the paper's sigma = 0.001."""
@@ -91,6 +95,8 @@ class FastOptions:
         """Return the options without the part most likely to have failed, or None if nothing is left to give up."""
         if self.compiled:
             return replace(self, compiled=False)
+        if self.fused and self.joined and (self.folded or self.doubled):
+            return replace(self, folded=False, doubled=False)
         if self.fused and self.joined:
             return replace(self, joined=False)
         if self.fused:
@@ -132,7 +138,7 @@ def quick_denoiser(model: Denoiser, options: FastOptions, device: torch.device) 
     if options.fused:
         if not can_fuse(device):
             raise ConfigError(f"fused blocks need Triton and a CUDA device; the device is {device}. Use fused=False.")
-        network = fuse(network, kind, joined=options.joined)
+        network = fuse(network, kind, joined=options.joined, folded=options.folded, doubled=options.doubled)
     elif options.cpu_blocks:
         if device.type != "cpu":
             raise ConfigError(f"cpu_blocks are for a CPU; the device is {device}. Use cpu_blocks=False.")

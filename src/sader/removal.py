@@ -38,6 +38,9 @@ class RemoverOptions:
     """Who computes the tiles: "torch", "quick" (the same with the short cuts of `sader.fast`, in half precision where
     the GPU or CPU has it; where they cannot be had it is "torch"), or "onnx" (ONNX Runtime on the CPU; within 1e-4 of
     the first)."""
+    fused: bool | None = None
+    """Backend quick on a GPU: kernels built by Triton, half a minute before the first tile, then twice as fast. None:
+    built where they can be, for scenes only where that pays (`sader.geo.warmup.worth_fusing`)."""
 
     def __post_init__(self) -> None:
         if self.batch_size < 1:

@@ -7,6 +7,7 @@ made once on a small picture of the scene, reaches across such a hole; tiles the
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -16,6 +17,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from sader.data.series import to_model_range
+from sader.model.blocks import full_precision
 from sader.model.composite import NOISE_VARIANCE, clearest_date
 from sader.model.infill import carried_inward
 from sader.model.matching import CELL, MOST_CHANGE, fit_dates, inlier_weight
@@ -88,6 +90,30 @@ class SceneMatch:
             x = 2 * cloudy[date] - 1 - self.centre[:, None, None]
             change = np.einsum("ihw,ijhw->jhw", x, smooth[:-1]) + smooth[-1]
             out[date] = change.clip(-MOST_CHANGE, MOST_CHANGE) / 2
+        return out
+
+    def change_of(self, windows: Sequence[Window], cloudy: Tensor) -> Tensor:
+        """Return `change` of several windows of one size, (B, T, C, h, w), computed where `cloudy` is."""
+        cells = self.coefficients.shape[-2:]
+        device = cloudy.device
+        centre = torch.from_numpy(self.centre).to(device)[:, None, None]
+        maps = [torch.from_numpy(one).to(device) if one.any() else None for one in self.coefficients]
+        out = torch.zeros_like(cloudy)
+        with full_precision(cloudy):
+            for index, window in enumerate(windows):
+                rows = torch.from_numpy(_interpolation(window.row, window.height, self.cell, cells[0])).to(device)
+                cols = torch.from_numpy(_interpolation(window.col, window.width, self.cell, cells[1])).to(device)
+                for date, one in enumerate(maps):
+                    if one is None:
+                        continue
+                    smooth = rows @ one @ cols.T
+                    x = 2 * cloudy[index, date] - 1 - centre
+                    # In the order of the sums of `change`.
+                    change = x[0] * smooth[0]
+                    for band in range(1, len(x)):
+                        change += x[band] * smooth[band]
+                    change += smooth[-1]
+                    out[index, date] = change.clamp(-MOST_CHANGE, MOST_CHANGE) / 2
         return out
 
 

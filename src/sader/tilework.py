@@ -28,7 +28,7 @@ from sader.model.mtcdn import MTCDN, Condition
 from sader.removal import Removal, RemoverOptions
 from sader.sampling import Correction, NoiseSource, Solver, karras_sigmas, sample
 from sader.scenematch import feather
-from sader.tilegraph import expected_error, used_cloud, where_seen
+from sader.tilegraph import TileResult, expected_error, used_cloud, where_seen
 from sader.tiling import NoiseField, Ticks, Window
 
 if TYPE_CHECKING:
@@ -186,18 +186,13 @@ class TileWork:
             torch.from_numpy(np.stack([field.window(place, channels=len(self.bands), draw=0) for place in places]))
             for field in fields
         ]
-        engine = self._onnx if self.options.backend == "onnx" else self._quick
-        assert engine is not None
-        images, made = engine(
+        images, made = self.graph_images(
             cloudy=joined("cloudy"), valid=joined("valid"), cloud=joined("cloud"), reference=joined("reference"),
             noises=[noise[:, None].to(self.device) for noise in noises], band_present=joined("band_present"),
             change=change, steps=steps,
         )  # fmt: skip
         ticks.add(len(places) * (1 + steps * samples))
-        if made.shown is not None and made.shown.any():
-            own = joined("cloudy")[torch.arange(len(tiles)), joined("reference").clamp(min=0)]
-            images = [feather(image, own, made.shown) for image in images]
-        stacked = torch.stack(images)[..., :height, :width].cpu().numpy()
+        stacked = images[..., :height, :width].cpu().numpy()
         clouds = made.cloud[..., :height, :width].cpu().numpy()
         errors = made.error[..., :height, :width].cpu().numpy() if self.states_error else None
         return [
@@ -205,11 +200,42 @@ class TileWork:
             for index, tile in enumerate(tiles)
         ]
 
+    def graph_images(
+        self,
+        *,
+        cloudy: Tensor,
+        valid: Tensor,
+        cloud: Tensor,
+        reference: Tensor,
+        noises: Sequence[Tensor],
+        band_present: Tensor,
+        change: Tensor | None,
+        steps: int,
+    ) -> tuple[Tensor, TileResult]:
+        """Return (samples (S, B, C, H, W) in reflectance, the last result) of tiles computed as one graph.
+
+        Arguments as in `TileGraph.forward`, on the device; one noise per sample.
+        """
+        engine = self._onnx if self.options.backend == "onnx" else self._quick
+        assert engine is not None
+        images, made = engine(
+            cloudy=cloudy, valid=valid, cloud=cloud, reference=reference, noises=noises, band_present=band_present,
+            change=change, steps=steps,
+        )  # fmt: skip
+        if made.shown is not None and made.shown.any():
+            own = cloudy[torch.arange(len(cloudy), device=cloudy.device), reference.clamp(min=0)]
+            images = [feather(image, own, made.shown) for image in images]
+        return torch.stack(list(images)), made
+
     def _can_be_quick(self, tile: PreparedSeries, resamplings: int) -> bool:
         """Whether `_quick` computes what is asked for: Euler steps alone, nothing that its graph has no input for."""
-        euler = (self.options.solver or self._solver()) == "euler"
-        days_count = tile.days is not None and self.network.config.date_input == "days"
-        return euler and not resamplings and tile.aux is None and not days_count
+        return self.can_be_graph(resamplings, days=tile.days is not None) and tile.aux is None
+
+    def can_be_graph(self, resamplings: int, *, days: bool) -> bool:
+        """Whether backend quick computes tiles as one graph: Euler steps alone, a composite, no days that count."""
+        if self._quick is None or resamplings or (self.options.solver or self._solver()) != "euler":
+            return False
+        return not (days and self.network.config.date_input == "days")
 
     @cached_property
     def _quick(self) -> QuickTiles | None:
@@ -221,6 +247,8 @@ class TileWork:
 
         assert isinstance(self.config, ModelConfig)
         options = FastOptions.suited(self.device, composite=True)
+        if self.options.fused is False:
+            options = replace(options, fused=False)  # what builds on them says nothing then
         return QuickTiles(
             self.denoiser, self.config, options, threshold=self.options.cloud_threshold,
             growth=self.options.mask_growth,
@@ -235,6 +263,8 @@ class TileWork:
 
         assert isinstance(self.config, ModelConfig)
         options = FastOptions.suited(self.device, composite=False)
+        if self.options.fused is False:
+            options = replace(options, fused=False)  # what builds on them says nothing then
         return FastSampler(self.denoiser, self.config, options, guide=self._guide)
 
     @cached_property

@@ -99,9 +99,12 @@ class NoiseField:
     def __init__(self, seed: int) -> None:
         self.seed = seed
 
-    def window(self, window: Window, *, channels: int, draw: int) -> NDArray[np.float32]:
-        """Return the noise (channels, h, w) of a window for one draw (0 = start, 1.. = resampling)."""
-        out = np.empty((channels, window.height, window.width), dtype=np.float32)
+    def window(
+        self, window: Window, *, channels: int, draw: int, out: NDArray[np.float32] | None = None
+    ) -> NDArray[np.float32]:
+        """Return the noise (channels, h, w) of a window of a draw (0 = start, 1.. = resampling), in `out`, if given."""
+        if out is None:
+            out = np.empty((channels, window.height, window.width), dtype=np.float32)
         for block_row, block_col in self._blocks(window):
             top, left = block_row * BLOCK, block_col * BLOCK
             block = self._block(block_row, block_col, channels, draw)

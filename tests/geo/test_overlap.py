@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from sader.errors import OutputError
+from sader.geo import ahead
 from sader.geo import job as jobs
 from sader.geo import look as looks
 from sader.geo.assemble import build_stack
@@ -97,7 +98,7 @@ def test_overlapped_work_goes_on_where_it_was_stopped(stack, tiny, tmp_path, mon
     said: list[str] = []
     again = clear_scene(stack, tiny, tmp_path / "again.tif", OPTIONS, notice=said.append)
     assert any("going on" in text for text in said)
-    assert sum(made) + first <= whole.tiles + jobs.WORKERS
+    assert sum(made) + first <= whole.tiles + ahead.WORKERS
     assert np.array_equal(read(whole.output), read(again.output))
 
 

@@ -7,14 +7,17 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+import torch
 
+from sader.checkpoint import Checkpoint
 from sader.errors import DataError
-from sader.geo import cog, shared
+from sader.fast import FastOptions
+from sader.geo import cog, scene, shared
 from sader.geo.cloudmask import with_masks
 from sader.geo.shared import SharedBlocks, quick_change
 from sader.geo.sources import open_sources
 from sader.geo.stack import GeoStack
-from sader.geo.warmup import WarmUp
+from sader.geo.warmup import WarmUp, worth_fusing
 from sader.model.matching import MOST_CHANGE
 from sader.pipeline import CloudRemover
 from sader.scenematch import SceneMatch
@@ -168,3 +171,69 @@ def test_a_warm_up_that_fails_stops_nothing(stack, tiny, monkeypatch, caplog):
         WarmUp(stack, tiny, steps=None, samples=1, wanted=True).wait()
     assert asked, "nothing was computed beforehand"
     assert "warm-up failed (RuntimeError: no such kernel)" in caplog.text
+
+
+def test_a_warm_up_of_backend_quick_is_made_on_the_device(stack, tiny, monkeypatch):
+    asked = []
+    monkeypatch.setattr(CloudRemover, "graph_images", lambda self, **given: asked.append(given))
+    quick = CloudRemover(
+        Checkpoint(tiny.denoiser, tiny.config, {}),
+        device="cpu",
+        options=replace(tiny.options, backend="quick", batch_size=3),
+    )
+    WarmUp(stack, quick, steps=2, samples=1, wanted=True).wait()
+    given = asked[0]
+    assert given["cloudy"].shape == given["change"].shape == (3, 3, 4, 32, 32)
+    assert given["valid"].shape == given["cloud"].shape == (3, 3, 32, 32)
+    assert given["cloud"].isnan().all()
+    assert given["noises"][0].shape == (3, 1, 4, 32, 32)
+    assert given["steps"] == 2
+
+
+def test_a_warm_up_of_backend_quick_computes(stack, tiny, caplog):
+    quick = CloudRemover(
+        Checkpoint(tiny.denoiser, tiny.config, {}), device="cpu", options=replace(tiny.options, backend="quick")
+    )
+    with caplog.at_level("INFO", logger="sader.geo.warmup"):
+        WarmUp(stack, quick, steps=None, samples=1, wanted=True).wait()
+    assert "warm-up:" in caplog.text
+    assert "failed" not in caplog.text
+
+
+def sized(stack, edge, dates=3):
+    grid = replace(stack.grid, width=edge, height=edge)
+    return replace(stack, grid=grid, sources=(stack.sources * dates)[:dates])
+
+
+def test_kernels_are_built_for_large_scenes_alone(stack, tiny):
+    large = CloudRemover(
+        Checkpoint(tiny.denoiser, tiny.config, {}), device="cpu", options=replace(tiny.options, tile=512, overlap=64)
+    )
+    assert not worth_fusing(sized(stack, 10980), large, samples=1)  # one Sentinel-2 tile: 625 tiles
+    assert worth_fusing(sized(stack, 20000), large, samples=1)  # 2025 tiles
+    assert worth_fusing(sized(stack, 10980), large, samples=4)
+    assert worth_fusing(sized(stack, 10980, 10), large, samples=1)
+    assert not worth_fusing(sized(stack, 400, 10), large, samples=1)
+
+
+@pytest.mark.parametrize(
+    ("backend", "asked", "edge", "wanted"),
+    [("quick", None, 10980, False), ("quick", None, 20000, True), ("quick", True, 400, True),
+     ("quick", False, 20000, False), ("torch", None, 20000, None)],
+)  # fmt: skip
+def test_a_scene_decides_about_kernels_once(stack, tiny, backend, asked, edge, wanted):
+    options = replace(tiny.options, tile=512, overlap=64, backend=backend, fused=asked)
+    remover = CloudRemover(Checkpoint(tiny.denoiser, tiny.config, {}), device="cpu", options=options)
+    remover.device = torch.device("cuda")  # in name alone
+    assert scene.fused_for(remover, sized(stack, edge), samples=1) is wanted
+
+
+def test_without_fused_kernels_the_other_short_cuts_stay(tiny, monkeypatch):
+    monkeypatch.setattr(FastOptions, "suited", lambda *given, **named: FastOptions.all_on())
+    kinds = {}
+    for fused in (None, False):
+        options = replace(tiny.options, backend="quick", fused=fused)
+        remover = CloudRemover(Checkpoint(tiny.denoiser, tiny.config, {}), device="cpu", options=options)
+        kinds[fused] = remover._quick.options
+    assert kinds[None] == FastOptions.all_on()
+    assert kinds[False] == replace(FastOptions.all_on(), fused=False)

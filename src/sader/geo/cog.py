@@ -65,7 +65,7 @@ class RowFile:
         lines = np.ascontiguousarray(np.moveaxis(values.astype(self.dtype, copy=False), 0, 1))
         with open(self.path, "r+b") as file:
             file.seek(row * self.grid.width * len(self.layer.bands) * self.dtype.itemsize)
-            file.write(lines.tobytes())
+            file.write(lines.data.cast("B"))
             file.flush()
             os.fsync(file.fileno())
 

@@ -5,33 +5,32 @@ What makes a run resumable lives in `sader.geo.workfolder`, what makes rows of t
 
 from __future__ import annotations
 
-import hashlib
 import os
-import shutil
 import threading
-from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import asdict, replace
+from functools import partial
 from itertools import islice
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
 from sader._version import __version__
-from sader.errors import ConfigError, OutputError
-from sader.geo.cog import RowFile, make_cog, writing
-from sader.geo.options import SceneOptions, layers_of, side_file
-from sader.geo.raster import close_files
-from sader.geo.shared import SharedBlocks, quick_change
+from sader.errors import ConfigError
+from sader.geo.ahead import made_ahead
+from sader.geo.cog import RowFile, writing
+from sader.geo.digital import DigitalTiles, Room, can_be_digital
+from sader.geo.options import SceneOptions, layers_of
+from sader.geo.publish import check_room, model_checksum, publish
+from sader.geo.shared import SharedBlocks
 from sader.geo.stack import GeoStack, StackWindow
 from sader.geo.strips import Channels, Finisher, RowBlend
-from sader.geo.values import for_network
+from sader.geo.tileread import TileRead, read_ahead, read_tile
 from sader.geo.workfolder import WorkFolder, describe_source
-from sader.inputs import HIGHEST, LOWEST
 from sader.pipeline import CloudRemover
 from sader.scenematch import SceneMatch
 from sader.tiling import Progress, Window, plan_windows
@@ -41,31 +40,10 @@ TileMaker = Callable[["SceneJob", Sequence[Window], Notice], Iterator[tuple[Wind
 """Yields the planes of windows in order, made somewhere else (`sader.geo.remote`); None where no date has data."""
 
 
-WORKERS = 4
-"""Batches in hand at a time on a GPU: one is computed, two prepared, one taken back."""
-BATCHES_AHEAD = 4
-"""Batches that may be read before their turn on a GPU; each takes memory."""
 READERS = 8
 """Threads that read tiles for a GPU, at most."""
 GPU_BATCH = 8
 """Tiles computed together on a GPU where nobody says how many; halved where they do not fit."""
-
-
-class TileRead(NamedTuple):
-    """One window as it was read."""
-
-    window: Window
-    dates: StackWindow
-    aux: NDArray[np.float32] | None
-    cloudy: NDArray[np.float32]
-    """(T, C, h, w) as the network takes it."""
-    change: NDArray[np.float32] | None
-    """What the match of the whole scene adds to it."""
-
-    def for_network(self) -> dict[str, Any]:
-        """Return what `CloudRemover.predict_tiles` takes for one window."""
-        dates = self.dates
-        return {"cloudy": self.cloudy, "valid": dates.valid, "cloud_mask": dates.masks, "scene_change": self.change}
 
 
 class SceneJob:
@@ -93,7 +71,7 @@ class SceneJob:
         self.on_gpu = remover.device.type != "cpu"
         self.batch = remover.options.batch_size if self.on_gpu else 1
         # The first batch on a GPU is computed alone: what is recorded or chosen then must not be disturbed.
-        self._warm, self._warming = False, threading.Lock()
+        self._warm, self._warming, self._halving = False, threading.Lock(), threading.Lock()
         self.readers = max(1, min(READERS, (os.cpu_count() or 2) // 2))
         self.blocks: SharedBlocks | None = None
         """What the threads that read for a GPU share."""
@@ -123,13 +101,13 @@ class SceneJob:
         """Work through the tiles, write the layers, move them to their names; return the paths."""
         rows = {layer.name: RowFile(work.file(f"{layer.name}.rows"), layer, self.stack.grid) for layer in self.layers}
         if work.fresh:
-            self._check_room(work)
+            check_room(self, work)
             with writing(self.target):
                 for file in rows.values():
                     file.create()
             work.save(strips=0, counts={})
         self._strips(work, rows, progress, say)
-        return self._publish(rows)
+        return publish(self, rows)
 
     # ---------------------------------------------------------------- tiles
 
@@ -143,10 +121,12 @@ class SceneJob:
         # Rows above have been finished, but tiles that began above still reach down to here.
         reaching = [window for window in self.windows if window.row + window.height > top]
         done = len(self.windows) - len(reaching)
-        blend = RowBlend(
-            self.channels.count, height=height, width=width, rows=tall, top=top, overlap=self.remover.options.overlap
-        )
         together = self.maker is None and self.on_gpu
+        # Two places: rows are taken while those before them may still be finished in the other.
+        blend = RowBlend(
+            self.channels.count, height=height, width=width, rows=tall, top=top, places=2 if together else 0,
+            overlap=self.remover.options.overlap,
+        )  # fmt: skip
         self.blocks = SharedBlocks(self.stack) if together else None
         finisher = Finisher(
             self.stack, self.remover, self.reference, self.channels, self.layers, self.readers if self.on_gpu else 1,
@@ -229,55 +209,45 @@ class SceneJob:
     def tile(self, window: Window, say: Notice) -> NDArray[np.float32] | None:
         """Return the planes of one window by itself; None where no date has data."""
         read = self._read(window)
-        settled, values = self._without_network(read.dates)
+        settled, values = self._settled(read.dates)
         return values if settled else self._predict([read], say)[window]
 
     def _predicted(self, windows: Sequence[Window], say: Notice) -> Iterator[tuple[Window, NDArray[np.float32] | None]]:
         """Yield the planes of windows in order, reading ahead in a thread and predicting several at a time on a GPU."""
-        ahead = self._read_ahead(windows)
+        ahead = read_ahead(windows, self._read, ahead=self.batch + 1)
         while group := list(islice(ahead, self.batch)):
             yield from self._planes(group, say)
 
     def _predicted_together(
         self, windows: Sequence[Window], say: Notice, keep: Callable[[Window, NDArray[np.float32] | None], None]
     ) -> Iterator[tuple[Window, NDArray[np.float32] | None]]:
-        """Yield the same for a GPU: many windows are read at a time, and while it computes one batch others are
-        prepared, taken back and kept, so that it does not wait for them."""
+        """Yield the same for a GPU, made by threads (`sader.geo.ahead`); good until the next is asked for."""
+        tiles = self._digital()
+        size = self.windows[0].height, self.windows[0].width
 
-        mine = threading.local()
-
-        def work(reads: list[Future[TileRead]]) -> list[tuple[Window, NDArray[np.float32] | None]]:
-            ready = [read.result() for read in reads]
-            if not hasattr(mine, "stream"):
-                mine.stream = torch.cuda.Stream(self.remover.device) if self.remover.device.type == "cuda" else None
-            # In a stream of its own: what one thread copies does not wait for what another computes.
-            with torch.cuda.stream(mine.stream):
-                made = list(self._planes(ready, say))
+        def work(room: Room | None, reads: list[Any]) -> list[tuple[Window, NDArray[np.float32] | None]]:
+            made = list(self._planes(reads, say) if room is None else self._digital_planes(tiles, room, reads, say))
             for window, values in made:
                 keep(window, values)
             return made
 
-        reading = ThreadPoolExecutor(self.readers, thread_name_prefix="sader-read")
-        working = ThreadPoolExecutor(WORKERS, thread_name_prefix="sader-tiles")
-        queue: deque[Future[list[tuple[Window, NDArray[np.float32] | None]]]] = deque()
-        try:
-            for start in range(0, len(windows), self.batch):
-                reads = [reading.submit(self._read, window) for window in windows[start : start + self.batch]]
-                queue.append(working.submit(work, reads))
-                if len(queue) > BATCHES_AHEAD:
-                    yield from queue.popleft().result()
-            while queue:
-                yield from queue.popleft().result()
-        finally:
-            working.shutdown(wait=True, cancel_futures=True)
-            reading.shutdown(wait=True, cancel_futures=True)
+        def read(room: Room | None, slot: int, window: Window) -> Any:
+            if room is None or tiles is None:
+                return self._read(window)
+            tiles.fill(room, slot, window)
+            return slot, window
+
+        yield from made_ahead(
+            windows, self.batch, readers=self.readers, device=self.remover.device, read=read, work=work,
+            room=None if tiles is None else partial(tiles.room, self.batch, size),
+        )  # fmt: skip
 
     def _planes(self, group: Sequence[TileRead], say: Notice) -> Iterator[tuple[Window, NDArray[np.float32] | None]]:
         """Yield the planes of windows that have been read."""
         planes: dict[Window, NDArray[np.float32] | None] = {}
         todo = []
         for read in group:
-            settled, values = self._without_network(read.dates)
+            settled, values = self._settled(read.dates)
             if settled:
                 planes[read.window] = values
             else:
@@ -286,159 +256,142 @@ class SceneJob:
         for read in group:
             yield read.window, planes[read.window]
 
+    def _digital(self) -> DigitalTiles | None:
+        """Return the way of tiles to a GPU as they are on disk; None where they cannot go it."""
+        steps, resamplings = self.remover._check_numbers(
+            self.options.steps, self.options.sample_count, self.options.seed
+        )
+        size = self.windows[0].height, self.windows[0].width
+        if (
+            self.blocks is None
+            or self.aux is not None
+            or not self.remover.can_be_graph(resamplings, days=self.stack.days is not None)
+            or not can_be_digital(self.stack, self.remover, self.blocks, size)
+        ):
+            return None
+        return DigitalTiles(
+            self.stack, self.remover, self.blocks, self.channels, self.reference, self.match, steps=steps,
+            samples=self.options.sample_count, seed=self.options.seed,
+        )  # fmt: skip
+
+    def _digital_planes(
+        self, tiles: DigitalTiles | None, room: Room, reads: Sequence[tuple[int, Window]], say: Notice
+    ) -> Iterator[tuple[Window, NDArray[np.float32] | None]]:
+        """Yield the planes of windows that were read into a room."""
+        assert tiles is not None
+        planes: dict[Window, NDArray[np.float32] | None] = {}
+        todo = []
+        for slot, window in reads:
+            settled, values = self._without_network(
+                room.masks[slot], any_data=tiles.any_data(room, slot), valid=partial(tiles.valid, room, slot),
+                own=partial(tiles.reflectance, room, slot),
+            )  # fmt: skip
+            if settled:
+                planes[window] = values
+            else:
+                todo.append((slot, window))
+
+        def predict(group: Sequence[tuple[int, Window]]) -> None:
+            tiles.predict(room, [slot for slot, _ in group], [window for _, window in group])
+            planes.update({window: room.planes[slot].numpy() for slot, window in group})
+
+        self._in_turn(todo, predict, say)
+        for _, window in reads:
+            yield window, planes[window]
+
     def _read(self, window: Window) -> TileRead:
-        blocks = self.blocks
-        dates = self.stack.read(window) if blocks is None else blocks.read(window)
-        aux = None if self.aux is None else self.aux.read(window).cloudy
-        if blocks is not None and dates.cloudy.min() >= LOWEST and dates.cloudy.max() <= HIGHEST:
-            cloudy = dates.cloudy  # nothing to cut: no second copy of what waits for its turn
-        else:
-            cloudy = for_network(dates.cloudy)
-        if self.match is None or not dates.valid.any():
-            change = None
-        elif blocks is None:
-            change = self.match.change(window, cloudy)
-        else:
-            change = quick_change(self.match, window, cloudy)
-        return TileRead(window, dates, aux, cloudy, change)
+        return read_tile(window, self.stack, aux=self.aux, match=self.match, blocks=self.blocks)
 
-    def _read_ahead(self, windows: Sequence[Window]) -> Iterator[TileRead]:
-        with ThreadPoolExecutor(1, thread_name_prefix="sader-read") as pool:
-            try:
-                queue = []
-                for window in windows:
-                    queue.append(pool.submit(self._read, window))
-                    if len(queue) > self.batch + 1:
-                        yield queue.pop(0).result()
-                for waiting in queue:
-                    yield waiting.result()
-            finally:
-                for waiting in queue:
-                    waiting.cancel()
-                pool.submit(close_files)
-
-    def _without_network(self, dates: StackWindow) -> tuple[bool, NDArray[np.float32] | None]:
+    def _without_network(
+        self,
+        masks: Sequence[NDArray[np.bool_] | None],
+        *,
+        any_data: bool,
+        valid: Callable[[], NDArray[np.bool_]],
+        own: Callable[[int], NDArray[np.float32]],
+    ) -> tuple[bool, NDArray[np.float32] | None]:
         """Return (True, planes) for a tile that needs no network, else (False, None).
 
         Without any data there is nothing to make. Where the reference date's mask is given and calls every pixel with
         data clear, all of them are kept whatever the network would say; neighbours read the same mask.
+        valid, own: give (T, h, w), and the reflectance (C, h, w) of a date, where they are needed.
         """
-        if not dates.valid.any():
+        if not any_data:
             return True, None
         if self.reference is None:
             return False, None
+        mask = masks[self.reference]
         known = self.channels.cloud if self.options.count else (self.reference,)
-        masks = [dates.masks[date] for date in known]
-        mask = dates.masks[self.reference]
-        if mask is None or any(one is None for one in masks):
+        if mask is None or any(masks[date] is None for date in known):
             return False, None
-        kept = dates.valid[self.reference] & ~mask
-        if not (kept | ~dates.valid.any(axis=0)).all():
+        there = valid()
+        kept = there[self.reference] & ~mask
+        if not (kept | ~there.any(axis=0)).all():
             return False, None
-        cloud = np.stack([np.zeros_like(kept) if one is None else one for one in dates.masks]).astype(np.float32)
-        own = dates.cloudy[self.reference]
-        return True, self.channels.join(own, cloud, np.zeros_like(own))
+        cloud = np.stack([np.zeros_like(kept) if one is None else one for one in masks]).astype(np.float32)
+        image = own(self.reference)
+        return True, self.channels.join(image, cloud, np.zeros_like(image))
+
+    def _settled(self, dates: StackWindow) -> tuple[bool, NDArray[np.float32] | None]:
+        """Return `_without_network` of dates that were read."""
+        return self._without_network(
+            dates.masks,
+            any_data=bool(dates.valid.any()),
+            valid=lambda: dates.valid,
+            own=lambda date: dates.cloudy[date],
+        )
 
     def _predict(self, todo: Sequence[TileRead], say: Notice) -> dict[Window, NDArray[np.float32] | None]:
-        """Return window -> planes; out of memory, the batch is halved, with a word to the user."""
+        """Return window -> planes."""
+        made: dict[Window, NDArray[np.float32] | None] = {}
+
+        def predict(group: Sequence[TileRead]) -> None:
+            results = self.remover.predict_tiles(
+                [read.for_network() for read in group],
+                windows=[read.window for read in group],
+                reference=self.reference,
+                bands=self.stack.bands,
+                steps=self.options.steps,
+                seed=self.options.seed,
+                samples=self.options.sample_count,
+                days=self.stack.days,
+                aux=[read.aux for read in group],
+            )
+            for read, result in zip(group, results, strict=True):
+                cloud = result.cloud if result.cloud is not None else read.given_clouds()
+                made[read.window] = self.channels.join(result.clear, cloud, result.spread)
+
+        self._in_turn(todo, predict, say)
+        return made
+
+    def _in_turn(self, todo: Sequence[Any], predict: Callable[[Sequence[Any]], None], say: Notice) -> None:
+        """Predict in batches, on a GPU the first of them before all others."""
         if todo and self.on_gpu and not self._warm:
             with self._warming:
                 if not self._warm:
-                    made = self._batches(todo, say)
+                    self._batches(todo, predict, say)
                     self._warm = True
-                    return made
-        return self._batches(todo, say)
+                    return
+        self._batches(todo, predict, say)
 
-    def _batches(self, todo: Sequence[TileRead], say: Notice) -> dict[Window, NDArray[np.float32] | None]:
-        made: dict[Window, NDArray[np.float32] | None] = {}
+    def _batches(self, todo: Sequence[Any], predict: Callable[[Sequence[Any]], None], say: Notice) -> None:
+        """Predict in batches; out of memory, the batch is halved, with a word to the user."""
         start = 0
         while start < len(todo):
             group = todo[start : start + self.batch]
             try:
-                results = self.remover.predict_tiles(
-                    [read.for_network() for read in group],
-                    windows=[read.window for read in group],
-                    reference=self.reference,
-                    bands=self.stack.bands,
-                    steps=self.options.steps,
-                    seed=self.options.seed,
-                    samples=self.options.sample_count,
-                    days=self.stack.days,
-                    aux=[read.aux for read in group],
-                )
+                predict(group)
             except torch.OutOfMemoryError as error:
-                if self.batch == 1:
+                if len(group) == self.batch == 1:
                     raise ConfigError(
                         f"the device has not enough memory for one tile of {self.windows[0].height} pixels with "
                         f"{len(self.stack.sources)} dates. Use a smaller --tile, fewer dates, or --device cpu."
                     ) from error
-                self.batch = max(1, self.batch // 2)
                 torch.cuda.empty_cache()
-                say(f"out of memory on the device; going on with batches of {self.batch}.")
+                with self._halving:  # another thread may have met the same, or taken what this one lacks
+                    fewer = max(1, (len(group) if len(group) > 1 else self.batch) // 2)
+                    if fewer < self.batch:
+                        self.batch = fewer
+                        say(f"out of memory on the device; going on with batches of {fewer}.")
                 continue
-            for read, result in zip(group, results, strict=True):
-                cloud = result.cloud if result.cloud is not None else _given(read.dates)
-                made[read.window] = self.channels.join(result.clear, cloud, result.spread)
             start += len(group)
-        return made
-
-    # ---------------------------------------------------------------- files
-
-    def _check_room(self, work: WorkFolder) -> None:
-        """Refuse now what would fail after hours: not enough room for the rows, the tiles in hand and the COG."""
-        grid = self.stack.grid
-        tile = self.windows[0]
-        layers = sum(layer.bytes_for(grid) for layer in self.layers)
-        tiles = 2 * len({window.col for window in self.windows}) * tile.height * tile.width * self.channels.count * 4
-        needed = int(2.4 * layers + tiles)
-        free = shutil.disk_usage(work.path).free
-        if needed > free:
-            work.remove()
-            raise OutputError(
-                f"writing {self.target} takes up to {needed / 1e9:.1f} GB while it is made; {free / 1e9:.1f} GB are "
-                "free there. Free some space, or choose another folder."
-            )
-
-    def _publish(self, rows: dict[str, RowFile]) -> list[Path]:
-        tags = self._tags()
-        made = {name: make_cog(file, tags=tags) for name, file in rows.items()}
-        paths = {name: self.target if name == "result" else side_file(self.target, name) for name in made}
-        with writing(self.target):
-            # The output itself comes last: whoever sees it finds the others beside it.
-            for name in sorted(made, key=lambda name: name == "result"):
-                os.replace(made[name], paths[name])
-        return [paths["result"], *(path for name, path in paths.items() if name != "result")]
-
-    def _tags(self) -> dict[str, str]:
-        steps, again = self.remover._check_numbers(self.options.steps, 1, self.options.seed)
-        reference = "none" if self.reference is None else self.stack.sources[self.reference].name
-        tags = {
-            "SADER_VERSION": __version__,
-            "SADER_MODEL": self.options.model_name or self.remover.config.name,
-            "SADER_MODEL_SHA256": model_checksum(self.remover),
-            "SADER_SEED": str(self.options.seed),
-            "SADER_STEPS": f"{steps}+{again}" if again else str(steps),
-            "SADER_SAMPLES": str(self.options.sample_count),
-            "SADER_REFERENCE": reference,
-            "SADER_INPUTS": ", ".join(source.name for source in self.stack.sources),
-            "TIFFTAG_SOFTWARE": f"sader {__version__}",
-        }
-        date = None if self.reference is None else self.stack.sources[self.reference].date
-        if date is not None:
-            tags["ACQUISITION_DATE"] = date.isoformat()
-        return tags
-
-
-def model_checksum(remover: CloudRemover) -> str:
-    """Return the SHA-256 of all weights."""
-    digest = hashlib.sha256()
-    for name, value in sorted(remover.model.state_dict().items()):
-        digest.update(name.encode())
-        digest.update(value.detach().cpu().contiguous().numpy().tobytes())
-    return digest.hexdigest()
-
-
-def _given(dates: StackWindow) -> NDArray[np.float32]:
-    """Return the given masks as probabilities (T, h, w), NaN where there is none."""
-    shape = dates.valid.shape[1:]
-    return np.stack([np.full(shape, np.nan, np.float32) if m is None else m.astype(np.float32) for m in dates.masks])

@@ -25,7 +25,7 @@ from sader.geo.options import SceneOptions, layers_of, side_file
 from sader.geo.stack import GeoStack
 from sader.geo.strips import NODATA, OBSERVED, RECONSTRUCTED
 from sader.geo.values import for_network
-from sader.geo.warmup import WarmUp
+from sader.geo.warmup import WarmUp, worth_fusing
 from sader.geo.workfolder import WorkFolder, describe_source
 from sader.pipeline import CloudRemover
 from sader.scenematch import SceneMatch
@@ -110,6 +110,8 @@ def clear_scene(
         remover = with_backend(remover, options)
     if options.samples is None and getattr(remover.config.network, "error_head", False):
         options = replace(options, samples=1)  # such a network states its error itself
+    if maker is None:
+        remover = with_kernels(remover, stack, options)
     steps = remover._check_numbers(options.steps, options.sample_count, options.seed)
     started = time.perf_counter()
     with modest_cache():
@@ -238,6 +240,25 @@ def with_backend(remover: CloudRemover, options: SceneOptions) -> CloudRemover:
         return remover
     made = Checkpoint(remover.model, remover.config, remover.card)
     return CloudRemover(made, device=remover.device, options=replace(remover.options, backend=backend))
+
+
+def with_kernels(remover: CloudRemover, stack: GeoStack, options: SceneOptions) -> CloudRemover:
+    """Return the remover with fused kernels or without them; decided once, so that all tiles are made alike."""
+    from sader.checkpoint import Checkpoint
+
+    fused = fused_for(remover, stack, samples=options.sample_count)
+    if fused == remover.options.fused:
+        return remover
+    made = Checkpoint(remover.model, remover.config, remover.card)
+    return CloudRemover(made, device=remover.device, options=replace(remover.options, fused=fused))
+
+
+def fused_for(remover: CloudRemover, stack: GeoStack, *, samples: int) -> bool | None:
+    """Return what the remover's owner said about fused kernels; else, for backend quick on a GPU, whether they pay."""
+    own = remover.options
+    if own.fused is not None or remover.device.type != "cuda" or own.backend != "quick":
+        return own.fused
+    return worth_fusing(stack, remover, samples=samples)
 
 
 def _reference(options: SceneOptions, stack: GeoStack, look: Look, remover: CloudRemover, say: Notice) -> int | None:

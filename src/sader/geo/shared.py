@@ -112,6 +112,16 @@ class SharedBlocks:
             found[:, *place.slices] = numbers
         return found
 
+    @property
+    def all_shared(self) -> bool:
+        """Whether the blocks of every date are shared."""
+        return all(edges is not None for edges in self._edges)
+
+    def fill_digital(self, date: int, window: Window, out: NDArray[Any]) -> None:
+        """Put the stored numbers (C, h, w) of a date whose blocks are shared into `out`, which is of their type."""
+        for place, numbers in self._parts(date, window):
+            np.copyto(out[:, *place.slices], numbers, casting="no")
+
     def forget_above(self, row: int) -> None:
         """Let go of what lies wholly above a row of the scene: it will not be asked for again."""
         with self._lock:

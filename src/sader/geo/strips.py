@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -66,12 +66,19 @@ class Channels:
 
 
 class RowBlend:
-    """The blend of the rows from `top` on that tiles can still change."""
+    """The blend of the rows from `top` on that tiles can still change.
 
-    def __init__(self, channels: int, *, height: int, width: int, rows: int, top: int, overlap: int) -> None:
+    places: 0 = what is taken is new memory; n = it lies in one of n places in turn and is good for n - 1 further takes.
+    """
+
+    def __init__(
+        self, channels: int, *, height: int, width: int, rows: int, top: int, overlap: int, places: int = 0
+    ) -> None:
         self.height, self.width, self.overlap, self.top = height, width, overlap, top
         self.total = np.zeros((channels, rows, width), dtype=np.float32)
         self.weight = np.zeros((rows, width), dtype=np.float32)
+        self._places = [np.empty_like(self.total) for _ in range(places)]
+        self._product = np.empty((0, 0), dtype=np.float32)
 
     def add(self, window: Window, values: NDArray[np.float32]) -> None:
         """Add the planes of one tile; rows above `top` are finished and left alone."""
@@ -81,13 +88,20 @@ class RowBlend:
         weight = blend_weights(window, height=self.height, width=self.width, overlap=self.overlap)[skip:]
         first = window.row + skip - self.top
         place = slice(first, first + window.height - skip), window.slices[1]
-        self.total[:, *place] += weight * values[:, skip:]
+        if self._product.shape != weight.shape:
+            self._product = np.empty_like(weight)
+        for total, plane in zip(self.total, values, strict=True):  # in one small place, which stays in the cache
+            total[place] += np.multiply(weight, plane[skip:], out=self._product)
         self.weight[place] += weight
 
     def take(self, count: int) -> NDArray[np.float32]:
         """Return the first `count` rows (channels, count, W) and move on; NaN where no tile has been."""
+        done: NDArray[np.float32] | None = None
+        if self._places:
+            self._places.append(self._places.pop(0))
+            done = self._places[-1][:, :count]
         with np.errstate(invalid="ignore", divide="ignore"):
-            done = self.total[:, :count] / self.weight[:count]
+            done = np.divide(self.total[:, :count], self.weight[:count], out=done)
         for array in (self.total, self.weight):
             array[..., :-count, :] = array[..., count:, :].copy()
             array[..., -count:, :] = 0
@@ -108,13 +122,13 @@ class Finisher:
     """Parts of a row of tiles finished at a time; each takes memory."""
     blocks: SharedBlocks | None = None
     """What was read for the tiles, where it is shared."""
+    _places: dict[str, NDArray[Any]] = field(default_factory=dict)
+    """Where threads finish rows, those of a layer lie in one place; they are good until the next are asked for."""
 
     def rows(self, top: int, planes: NDArray[np.float32]) -> tuple[dict[str, NDArray[Any]], dict[str, int]]:
         """Return layer name -> (C, n, W) of the rows from `top` on, and the pixels by what became of them."""
         count, width = planes.shape[1:]
-        made = {
-            layer.name: np.empty((len(layer.bands), count, width), dtype=layer.coding.dtype) for layer in self.layers
-        }
+        made = {layer.name: self._place(layer, count, width) for layer in self.layers}
         codes = np.zeros(3, dtype=np.int64)
         high = count if self.threads == 1 else ROWS
         windows = [
@@ -138,16 +152,29 @@ class Finisher:
         names = {"nodata": NODATA, "observed": OBSERVED, "reconstructed": RECONSTRUCTED}
         return made, {name: int(codes[code]) for name, code in names.items()}
 
+    def _place(self, layer: Layer, count: int, width: int) -> NDArray[Any]:
+        """Return room for rows (C, n, W) of a layer, laid out as `RowFile` writes them."""
+        shape = count, len(layer.bands), width
+        place = self._places.get(layer.name)
+        if place is None or len(place) < count:
+            place = np.empty(shape, dtype=layer.coding.dtype)
+            if self.threads > 1:
+                self._places[layer.name] = place
+        return place[:count].swapaxes(0, 1)
+
     def _finish(
         self, window: Window, planes: NDArray[np.float32]
     ) -> tuple[Mapping[str, NDArray[Any]], NDArray[np.uint8]]:
         stack = self.stack
+        image, probability, spread = self.channels.split(planes)
+        numbers = self._shared_numbers(window)
         if self.blocks is None:
             dates = stack.read(window)
             own, valid = None if self.reference is None else dates.cloudy[self.reference], dates.valid
         else:
-            own, valid = self.blocks.read_for_finish(window, self.reference)
-        image, probability, spread = self.channels.split(planes)
+            own, valid = self.blocks.read_for_finish(window, self.reference if numbers is None else None)
+            if numbers is not None:
+                own = image  # what is kept is put in below, as it is on disk
         cloud = np.full(valid.shape, np.nan, dtype=np.float32)
         for date, plane in probability.items():
             cloud[date] = plane
@@ -155,7 +182,9 @@ class Finisher:
         seen: NDArray[np.bool_] = np.asarray(valid.any(axis=0))
         digital = encode(clear, seen, stack.coding)
         if self.reference is not None:
-            digital = np.where(kept, self._own_numbers(window, clear, seen), digital)
+            if numbers is None:
+                numbers = self._own_numbers(window, clear, seen)
+            np.copyto(digital, numbers, where=kept)
         provenance = np.where(kept, OBSERVED, np.where(seen, RECONSTRUCTED, NODATA)).astype(np.uint8)
         made: dict[str, NDArray[Any]] = {"result": digital, "provenance": provenance[None]}
         threshold = self.remover.options.cloud_threshold
@@ -171,6 +200,13 @@ class Finisher:
         read = getattr(source, "read_digital", None)
         if read is None or not source.grid.same_as(self.stack.grid) or source.coding != self.stack.coding:
             return encode(clear, seen, self.stack.coding)
-        shared = None if self.blocks is None else self.blocks.read_digital(self.reference, window)
-        numbers: NDArray[Any] = read(window, bands=self.stack.bands, grid=self.stack.grid) if shared is None else shared
+        numbers: NDArray[Any] = read(window, bands=self.stack.bands, grid=self.stack.grid)
         return numbers
+
+    def _shared_numbers(self, window: Window) -> NDArray[Any] | None:
+        """Return the same from what was read for the tiles; None where it is not shared, or of another coding."""
+        if self.blocks is None or self.reference is None:
+            return None
+        if self.stack.sources[self.reference].coding != self.stack.coding:
+            return None
+        return self.blocks.read_digital(self.reference, window)

@@ -53,10 +53,12 @@ def encode(reflectance: NDArray[np.floating], valid: NDArray[np.bool_], coding: 
     """
     kind = np.dtype(coding.dtype)
     with np.errstate(invalid="ignore"):
-        numbers = (np.asarray(reflectance, np.float64) - coding.offset) / coding.scale
+        numbers = np.subtract(reflectance, coding.offset, dtype=np.float64)
+        numbers /= coding.scale
     if np.issubdtype(kind, np.integer):
         limits = np.iinfo(kind)
-        digital = np.clip(np.rint(np.nan_to_num(numbers)), limits.min, limits.max).astype(kind)
+        np.rint(np.nan_to_num(numbers, copy=False), out=numbers)
+        digital = np.clip(numbers, limits.min, limits.max, out=numbers).astype(kind)
         if coding.nodata is not None:
             beside = coding.nodata + 1 if coding.nodata < limits.max else coding.nodata - 1
             digital[digital == coding.nodata] = beside

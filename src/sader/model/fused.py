@@ -60,8 +60,12 @@ def known_sums(x: Tensor) -> Tensor | None:
     return getattr(x, "sader_sums", None)
 
 
-def fuse(network: N, dtype: torch.dtype, *, joined: bool = False) -> N:
-    """Return `half_network` with fused blocks; joined: also what lies between them (`model.joined`)."""
+def fuse(network: N, dtype: torch.dtype, *, joined: bool = False, folded: bool = False, doubled: bool = False) -> N:
+    """Return `half_network` with fused blocks; joined: also what lies between them (`model.joined`).
+
+    folded: with `joined`, attention and the dates' maps in few kernels as well (`model.folded`). doubled: with
+    `joined`, blocks that double the resolution convolve before they do.
+    """
 
     def better(module: nn.Module) -> nn.Module | None:
         if joined:
@@ -88,7 +92,11 @@ def fuse(network: N, dtype: torch.dtype, *, joined: bool = False) -> N:
     if joined:
         from sader.model.joined import join_blocks
 
-        join_blocks(made)
+        join_blocks(made, doubled=doubled)
+        if folded:
+            from sader.model.folded import fold
+
+            fold(made)
     return made
 
 
@@ -125,7 +133,6 @@ class AlignedConv(nn.Module):
         super().__init__()
         self.out_channels = conv.out_channels
         extra_in, extra_out = -conv.in_channels % ALIGNED, -conv.out_channels % ALIGNED
-        self.extra = extra_in
         self.padding = conv.padding
         weight = F.pad(conv.weight.detach(), (0, 0, 0, 0, 0, extra_in, 0, extra_out))
         self.register_buffer("weight", weight.contiguous(memory_format=torch.channels_last))
@@ -137,8 +144,9 @@ class AlignedConv(nn.Module):
     def apply_to(self, x: Tensor, bias: Tensor | None) -> Tensor:
         """Return the convolution with another bias, or none."""
         weight = self.get_buffer("weight")
-        if self.extra:  # padding by nothing would be a copy
-            x = F.pad(x, (0, 0, 0, 0, 0, self.extra))
+        missing = weight.shape[1] - x.shape[1]
+        if missing:  # padding by nothing would be a copy
+            x = F.pad(x, (0, 0, 0, 0, 0, missing))
         x = x.to(weight.dtype, memory_format=torch.channels_last)
         return F.conv2d(x, weight, bias, padding=self.padding)[:, : self.out_channels]
 
@@ -216,11 +224,16 @@ class FusedResBlock(nn.Module):
         result: Tensor = kernels.add_skip(h, self.bias_out, skip, resample=mode)
         return result
 
+    def first_map(self, x: Tensor) -> Tensor:
+        """Return the first convolution's map; `bias_in` is still missing in it."""
+        h = self.norm_in(x, "gelu", self.resample_mode)
+        made: Tensor = _kernels().pixels_first(F.conv2d(h, self.conv_in.weight, None, padding=1))
+        return made
+
     def before_the_sum(self, x: Tensor, emb: Tensor | None) -> tuple[Tensor, Tensor, str]:
         """Return what the block adds: (h, skip, how skip is resampled); `bias_out` is still missing in h."""
         kernels = _kernels()
-        h = self.norm_in(x, "gelu", self.resample_mode)
-        h = kernels.pixels_first(F.conv2d(h, self.conv_in.weight, None, padding=1))
+        h = self.first_map(x)
         gain = None
         if self.scale is not None:
             assert emb is not None

@@ -13,9 +13,10 @@ from torch import Tensor, nn
 
 from sader.model.blocks import depth_to_space
 from sader.model.condition import Condition
+from sader.model.cpublocks import DoublingConv
 from sader.model.fused import ALIGNED, AlignedConv, Better, FusedNorm, FusedResBlock, exchanged
 from sader.model.fusion import FeedForward
-from sader.model.joinkernels import empty_sums, join, product_gelu
+from sader.model.joinkernels import empty_sums, interleave, join, product_gelu
 from sader.model.kernels import add_skip, empty_map, pixels_first
 from sader.model.mtcdn import MTCDN
 
@@ -29,11 +30,14 @@ def joined_part(module: nn.Module, better: Better, dtype: torch.dtype) -> nn.Mod
     return None if module.in_channels % ALIGNED or module.out_channels % ALIGNED else PointConv(module)
 
 
-def join_blocks(network: nn.Module) -> None:
-    """Make a fused network hand its maps from block to block."""
-    for module in network.modules():
+def join_blocks(network: nn.Module, *, doubled: bool = False) -> None:
+    """Make a fused network hand its maps from block to block; doubled: `DoublingResBlock` where it applies."""
+    for module in list(network.modules()):
         if isinstance(module, FusedResBlock):
             module.__class__ = JoinedResBlock
+            if doubled and module.resample_mode == "up":
+                module.__class__ = DoublingResBlock
+                module.doubling = DoublingConv(module.conv_in)
     if isinstance(network, MTCDN):
         network.__class__ = JoinedMTCDN
 
@@ -95,6 +99,18 @@ class JoinedResBlock(FusedResBlock):
         x = pixels_first(x.to(self.norm_in.dtype))
         h, skip, mode = self.before_the_sum(x, emb)
         return joined_sum(h, self.get_buffer("bias_out"), skip, mode, more=more, beside=beside)
+
+
+class DoublingResBlock(JoinedResBlock):
+    """A block that doubles the resolution, its first convolution from the small map: 16 products instead of 36."""
+
+    doubling: DoublingConv
+
+    def first_map(self, x: Tensor) -> Tensor:
+        small = self.norm_in(x, "gelu")
+        weights = [self.doubling.get_buffer(f"weight_{index}") for index in range(4)]
+        parts = [F.conv2d(small, weight, None, padding=1) for weight in weights]
+        return with_sums(*interleave([part.contiguous(memory_format=torch.channels_last) for part in parts]))
 
 
 class Beside:

@@ -33,8 +33,8 @@ def _join_kernel(
     inside = c < channels
     bias = tl.load(bias_ptr + c, mask=inside, other=0.0).to(tl.float32)[None, :]
     base = skip_ptr + item * skip_item + c[None, :]
-    total = tl.zeros((BC,), tl.float32)
-    squares = tl.zeros((BC,), tl.float32)
+    total = tl.zeros((BP, BC), tl.float32)  # summed over pixels after the loop, as in _sums_kernel
+    squares = tl.zeros((BP, BC), tl.float32)
     for step in range(STEPS):
         p = (split * STEPS + step) * BP + tl.arange(0, BP)
         at = p[:, None].to(tl.int64)
@@ -61,11 +61,11 @@ def _join_kernel(
             rounded = (rounded.to(tl.float32) + added.to(tl.float32)).to(out_ptr.dtype.element_ty)
             tl.store(next_ptr + place, rounded, mask=seen)
         z = tl.where(seen, rounded.to(tl.float32), 0.0)
-        total += tl.sum(z, axis=0)
-        squares += tl.sum(z * z, axis=0)
+        total += z
+        squares += z * z
     at_sums = sums_ptr + ((item * tl.num_programs(1) + split) * 2) * sums_width + c
-    tl.store(at_sums, total, mask=inside)
-    tl.store(at_sums + sums_width, squares, mask=inside)
+    tl.store(at_sums, tl.sum(total, axis=0), mask=inside)
+    tl.store(at_sums + sums_width, tl.sum(squares, axis=0), mask=inside)
 
 
 @triton.jit
@@ -80,6 +80,47 @@ def _product_kernel(x_ptr, out_ptr, x_item, x_pixel, pixels, channels, BP: tl.co
     b = tl.load(a_ptr + channels, mask=seen, other=0.0).to(tl.float32)
     place = out_ptr + (item * pixels + at) * channels + c[None, :]
     tl.store(place, (a * _gelu(b)).to(out_ptr.dtype.element_ty), mask=seen)
+
+
+@triton.jit
+def _interleave_kernel(
+    first_ptr, second_ptr, third_ptr, fourth_ptr, out_ptr, sums_ptr, width, pixels, channels,
+    STEPS: tl.constexpr, BP: tl.constexpr, BC: tl.constexpr,
+):  # fmt: skip
+    # Four maps (N, C, h + 1, w + 1), each for one of the four pixels inside a pixel, become one of twice the size.
+    # width, pixels: of the small map, w and h w.
+    item = tl.program_id(0).to(tl.int64)
+    phase = tl.program_id(1) % 4
+    split = tl.program_id(1) // 4
+    down, right = phase // 2, phase % 2
+    c = tl.program_id(2) * BC + tl.arange(0, BC)
+    inside = c < channels
+    x_ptr = first_ptr
+    if phase == 1:
+        x_ptr = second_ptr
+    if phase == 2:
+        x_ptr = third_ptr
+    if phase == 3:
+        x_ptr = fourth_ptr
+    height = pixels // width
+    x_ptr += item * (height + 1) * (width + 1) * channels
+    out_ptr += item * 4 * pixels * channels
+    total = tl.zeros((BP, BC), tl.float32)
+    squares = tl.zeros((BP, BC), tl.float32)
+    for step in range(STEPS):
+        p = (split * STEPS + step) * BP + tl.arange(0, BP)
+        seen = (p < pixels)[:, None] & inside[None, :]
+        row, column = p // width, p % width
+        source = ((row + down) * (width + 1) + column + right).to(tl.int64)
+        x = tl.load(x_ptr + source[:, None] * channels + c[None, :], mask=seen, other=0.0)
+        target = ((2 * row + down) * (2 * width) + 2 * column + right).to(tl.int64)
+        tl.store(out_ptr + target[:, None] * channels + c[None, :], x, mask=seen)
+        z = x.to(tl.float32)
+        total += z
+        squares += z * z
+    at_sums = sums_ptr + ((item * tl.num_programs(1) + tl.program_id(1)) * 2) * channels + c
+    tl.store(at_sums, tl.sum(total, axis=0), mask=inside)
+    tl.store(at_sums + channels, tl.sum(squares, axis=0), mask=inside)
 
 
 def empty_sums(n: int, channels: int, height: int, width: int, like: Tensor) -> Tensor:
@@ -109,7 +150,7 @@ def join(
     splits = sums.shape[1]
     steps = triton.cdiv(pixels, JOIN_ROWS * JOIN_SPLITS)
     other = x if more is None else more
-    settings: dict[str, Any] = {"num_warps": 8} if x.is_cuda else {}
+    settings: dict[str, Any] = {"num_warps": 8 if block <= 64 else 16} if x.is_cuda else {}
     _join_kernel[(n, splits, triton.cdiv(channels, block))](
         x, skip, bias, other, out, out if following is None else following, sums, skip.stride(0), pixel_stride(skip),
         other.stride(0), pixel_stride(other), out.stride(0), pixel_stride(out), width, pixels, channels,
@@ -117,6 +158,26 @@ def join(
         **settings,
     )  # fmt: skip
     return out if following is None else following
+
+
+def interleave(parts: list[Tensor]) -> tuple[Tensor, Tensor]:
+    """Return the map (N, C, 2h, 2w), channels last, of the four pixels inside each pixel, and its sums for a norm.
+
+    parts: four of (N, C, h + 1, w + 1), dense and channels last, of which part 2 r + c counts from row r and column c.
+    """
+    n, channels, height, width = parts[0].shape
+    height, width = height - 1, width - 1
+    out = empty_map(n, channels, 2 * height, 2 * width, parts[0])
+    pixels = height * width
+    steps = triton.cdiv(pixels, JOIN_ROWS * (JOIN_SPLITS // 4))
+    splits = 4 * triton.cdiv(pixels, JOIN_ROWS * steps)
+    sums = torch.empty(n, splits, 2, channels, device=out.device, dtype=torch.float32)
+    block = channel_block(channels)
+    settings: dict[str, Any] = {"num_warps": 8 if block <= 64 else 16} if out.is_cuda else {}
+    _interleave_kernel[(n, splits, triton.cdiv(channels, block))](
+        *parts, out, sums, width, pixels, channels, STEPS=steps, BP=JOIN_ROWS, BC=block, **settings
+    )
+    return out, sums
 
 
 def product_gelu(x: Tensor) -> Tensor:
