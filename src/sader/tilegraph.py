@@ -107,7 +107,7 @@ class TileGraph(nn.Module):
             reference, shown = where_seen(reference, used, valid, threshold=self.threshold)
         with self._precise(frames):
             condition = self.network.condition(
-                frames, valid=valid, cloud=used, reference=reference, band_present=band_present
+                frames, valid=valid, cloud=used, reference=reference, band_present=band_present, same_light=self.scene
             )
         mean = condition.mean.float()
         image = sample(

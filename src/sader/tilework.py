@@ -137,6 +137,7 @@ class TileWork:
                 reference=reference,
                 days=None if first.days is None else joined("days"),
                 band_present=band_present,
+                same_light=first.change is not None,
             )
             ticks.add(len(windows))
             images = [

@@ -74,11 +74,50 @@ def test_cloudy_pixels_do_not_touch_the_fit(cloudy_date):
         assert error < (cloudy[0, 0] - cloudy[0, 1])[:, ~outside].square().mean().sqrt() / 10
 
 
-def test_without_a_pixel_clear_in_both_nothing_changes():
-    cloudy, clear = pair()
-    clear[0, 0, :24] = 0.0
-    clear[0, 1, 24:] = 0.0
-    assert torch.equal(match_dates(cloudy, clear, LAST), cloudy)
+def halves(size: int = 96, light: float = 0.1) -> tuple[Tensor, Tensor]:
+    """Return two dates of one land in another light, the upper half of one hidden and the lower half of the other."""
+    anchor = ground(height=size, width=size)
+    clear = torch.ones(1, 2, size, size)
+    clear[0, 0, : size // 2] = 0.0
+    clear[0, 1, size // 2 :] = 0.0
+    return torch.stack([anchor + light, anchor])[None], clear
+
+
+def test_without_a_pixel_clear_in_both_the_level_is_matched_unless_the_light_is_known_to_be_the_same():
+    cloudy, clear = halves()
+    assert torch.equal(match_dates(cloudy, clear, LAST, same_light=True), cloudy)
+    before = (cloudy[0, 0] - cloudy[0, 1]).mean(dim=(-2, -1))
+    after = (match_dates(cloudy, clear, LAST)[0, 0] - cloudy[0, 1]).mean(dim=(-2, -1))
+    assert (after.abs() < 0.6 * before.abs()).all(), (before, after)
+    change = match_dates(cloudy, clear, LAST)[0, 0] - cloudy[0, 0]
+    assert float(change.std(dim=(-2, -1)).max()) < 1e-6  # the level alone: no slope is known
+
+
+def test_the_less_two_dates_show_the_less_their_levels_say():
+    cloudy, clear = halves()
+    few = torch.zeros_like(clear)
+    few[0, 0, -4:, :4] = 1.0
+    few[0, 1, :4, :4] = 1.0
+    far, near = (match_dates(cloudy, seen, LAST) - cloudy for seen in (few, clear))
+    # Sixteen pixels say next to nothing about a place, whatever their values.
+    assert float(far[0, 0].abs().max()) < 0.2 * float(near[0, 0].abs().max())
+
+
+def test_a_date_that_shows_nothing_stays_as_it_is_and_moves_no_other():
+    cloudy, clear = halves()
+    three = torch.cat([cloudy, torch.full_like(cloudy[:, :1], 0.3)], dim=1)
+    shown = torch.cat([clear, torch.zeros_like(clear[:, :1])], dim=1)
+    matched = match_dates(three, shown, LAST)
+    assert torch.equal(matched[0, 2], three[0, 2])
+    assert torch.equal(matched[:, :2], match_dates(cloudy, clear, LAST))
+    assert torch.equal(match_dates(three, shown, torch.tensor([2])), three)
+
+
+def test_where_dates_share_much_their_levels_do_not_matter():
+    cloudy, clear = halves()
+    clear[0, 0] = 1.0
+    both, known = match_dates(cloudy, clear, LAST), match_dates(cloudy, clear, LAST, same_light=True)
+    torch.testing.assert_close(both, known, atol=2e-3, rtol=0)
 
 
 def test_few_clear_pixels_mean_a_small_and_finite_change():

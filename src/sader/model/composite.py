@@ -71,16 +71,19 @@ HOLE = 33
 """Edge in pixels of the window that says whether a pixel is close to known ones."""
 
 
-def prepare_dates(cloudy: Tensor, *, cloud: Tensor, observed: Tensor, reference: Tensor) -> MatchedDates:
+def prepare_dates(
+    cloudy: Tensor, *, cloud: Tensor, observed: Tensor, reference: Tensor, same_light: bool = False
+) -> MatchedDates:
     """Return the dates matched to the reference date, or to the clearest one where reference is -1.
 
-    cloud: (B, T, H, W) in [0, 1]; observed: bool (B, T, H, W); reference: (B,) long.
+    cloud: (B, T, H, W) in [0, 1]; observed: bool (B, T, H, W); reference: (B,) long. same_light: as in
+    `matching.fit_dates`.
     """
     with torch.no_grad(), full_precision(cloudy):
         clear = (1 - cloud.float()) * observed
         asked = reference >= 0
         anchor = torch.where(asked, reference.clamp(min=0), clearest_date(cloudy, clear, observed))
-        dates = match_dates(cloudy, clear, anchor)
+        dates = match_dates(cloudy, clear, anchor, same_light=same_light)
         rows = torch.arange(anchor.shape[0], device=anchor.device)
         target, target_clear = cloudy[rows, anchor].float(), clear[rows, anchor]
         # How well does each candidate explain the anchor nearby? Its own variance would be 0; that is settled by

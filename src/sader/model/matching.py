@@ -1,8 +1,8 @@
 """Radiometric matching: every date made to look as if taken under the light of one anchor date (LESSONS 2, 11).
 
 For each date a linear map of all its bands onto the anchor's bands is fitted on pixels clear in both, once for the
-whole image and once around each cell, the local fit shrinking to the global one, the global one to "no change", where
-evidence is thin. Closed-form least squares, always float32, no learned parameter and no randomness.
+whole image and once around each cell, the local fit shrinking to the global one, the global one to the same mean level,
+where evidence is thin. Closed-form least squares, always float32, no learned parameter and no randomness.
 """
 
 from __future__ import annotations
@@ -24,6 +24,10 @@ PIXELS_GLOBAL = 64.0
 """Evidence, in clear pixels, at which the global fit is trusted by half."""
 WEIGHT_LOCAL = 0.005
 """Share of clear pixels nearby at which the local fit is trusted by half."""
+LIGHT = 0.06
+"""How far the light of two dates usually differs, in model units."""
+LAND_PIXELS = 1000.0
+"""Pixels of land that vary together: so many count as one in the mean level of what a date shows."""
 SPREADS = (3.0, 6.0, 12.0, 24.0)
 """Standard deviations, in cells, of the Gaussians that add up to a heavy-tailed neighbourhood."""
 
@@ -86,19 +90,19 @@ def to_pixels(x: Tensor, height: int, width: int) -> Tensor:
     return full[..., :height, :width]
 
 
-def match_dates(cloudy: Tensor, clear: Tensor, anchor: Tensor) -> Tensor:
+def match_dates(cloudy: Tensor, clear: Tensor, anchor: Tensor, *, same_light: bool = False) -> Tensor:
     """Return the dates (B, T, C, H, W) with the radiometry of the anchor date.
 
     cloudy: (B, T, C, H, W) in model units. clear: (B, T, H, W) in [0, 1], how surely a pixel is usable.
-    anchor: (B,) index of the date to match; it comes back as it was.
+    anchor: (B,) index of the date to match; it comes back as it was. same_light: as in `fit_dates`.
     """
     with torch.no_grad(), full_precision(cloudy):
-        return _match_dates(cloudy.float(), clear.float(), anchor)
+        return _match_dates(cloudy.float(), clear.float(), anchor, same_light)
 
 
-def _match_dates(cloudy: Tensor, clear: Tensor, anchor: Tensor) -> Tensor:
+def _match_dates(cloudy: Tensor, clear: Tensor, anchor: Tensor, same_light: bool) -> Tensor:
     batch, dates, bands, height, width = cloudy.shape
-    coefficients, centre = fit_dates(cloudy, clear, anchor)
+    coefficients, centre = fit_dates(cloudy, clear, anchor, same_light=same_light)
 
     def smooth(feature: int) -> Tensor:
         maps = coefficients[:, :, feature].flatten(0, 1)
@@ -111,11 +115,12 @@ def _match_dates(cloudy: Tensor, clear: Tensor, anchor: Tensor) -> Tensor:
     return cloudy + change.clamp(-MOST_CHANGE, MOST_CHANGE)
 
 
-def fit_dates(cloudy: Tensor, clear: Tensor, anchor: Tensor) -> tuple[Tensor, Tensor]:
+def fit_dates(cloudy: Tensor, clear: Tensor, anchor: Tensor, *, same_light: bool = False) -> tuple[Tensor, Tensor]:
     """Return the maps of each date onto the anchor: coefficients (B, T, C + 1, C, h, w), centre (B, 1, C, 1, 1).
 
     One set per cell: change = (cloudy - centre) coefficients[:C] + coefficients[C], in model units. Arguments as in
-    `match_dates`.
+    `match_dates`. same_light: the dates were brought to one light already; without common pixels they then stay as they
+    are, where otherwise their mean level becomes that of the anchor.
     """
     batch, _, bands, height, width = cloudy.shape
     ph, pw = (height + CELL - 1) // CELL * CELL, (width + CELL - 1) // CELL * CELL
@@ -129,7 +134,9 @@ def fit_dates(cloudy: Tensor, clear: Tensor, anchor: Tensor) -> tuple[Tensor, Te
     centre = (target * own[:, :, None]).sum(dim=(-2, -1), keepdim=True) / own.sum(dim=(-2, -1)).clamp(min=1.0)[
         ..., None, None, None
     ]
-    x, target, weight = x - centre, target - centre, weight * own
+    x, target, alone, weight = x - centre, target - centre, weight, weight * own
+    shift = torch.zeros_like(x[..., :1, :1]) if same_light else level_shift(x, alone, anchor)
+    x = x + shift
 
     # A cloud that the mask missed has leverage: it would bend a first fit towards itself. So the first is made where
     # the dates agree as they are, and what that fit cannot explain hardly counts in the second.
@@ -140,7 +147,29 @@ def fit_dates(cloudy: Tensor, clear: Tensor, anchor: Tensor) -> tuple[Tensor, Te
     misfit = change - evaluate_whole(x, slope, offset)
     weight = weight * inlier_weight(misfit.square().mean(dim=2), weight)
     moments = cell_moments(cells, weight, features=bands)
-    return add_local_fit(moments, *fit_whole(moments)), centre
+    maps = add_local_fit(moments, *fit_whole(moments))
+    # The maps are those of shifted values: shift + (x + shift) slope + offset.
+    moved = shift + (shift[:, :, :, None] * maps[:, :, :-1]).sum(dim=2)
+    return torch.cat([maps[:, :, :-1], maps[:, :, -1:] + moved[:, :, None]], dim=2), centre
+
+
+def level_shift(x: Tensor, clear: Tensor, anchor: Tensor) -> Tensor:
+    """Return what brings each date (B, T, C, H, W) nearer to the mean level of the anchor, (B, T, C, 1, 1).
+
+    For dates that share no pixel, or hardly one, with the anchor: each shows other land, but land of one place differs
+    less than light does. The less both show, the less is shifted.
+    """
+    counts = clear.sum(dim=(-2, -1))[:, :, None, None, None]
+    seen = clear[:, :, None]
+    mean = (x * seen).sum(dim=(-2, -1), keepdim=True) / counts.clamp(min=1.0)
+    squares = ((x - mean).square() * seen).sum(dim=(-2, -1), keepdim=True)
+    variance = squares.sum(dim=1, keepdim=True) / counts.sum(dim=1, keepdim=True).clamp(min=1.0)
+    doubt = variance * LAND_PIXELS / counts.clamp(min=1.0)
+    pick = anchor.view(-1, 1, 1, 1, 1)
+    own = mean.gather(1, pick.expand(-1, 1, *mean.shape[2:]))
+    trust = LIGHT**2 / (LIGHT**2 + doubt + doubt.gather(1, pick.expand(-1, 1, *doubt.shape[2:])))
+    # What shows nothing has no level. The anchor's distance to itself is 0 to the bit.
+    return (own - mean) * trust * ((counts > 0) & (counts.gather(1, pick) > 0))
 
 
 def fit_whole(moments: Tensor, *, half: float = PIXELS_GLOBAL) -> tuple[Tensor, Tensor]:

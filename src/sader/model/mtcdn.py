@@ -210,6 +210,7 @@ class MTCDN(nn.Module):
         reference: Tensor | None = None,
         days: Tensor | None = None,
         band_present: Tensor | None = None,
+        same_light: bool = False,
     ) -> Condition:
         """Return the condition of a batch of series; cloudy is (B, T, C, H, W) in [-1, 1].
 
@@ -220,6 +221,7 @@ class MTCDN(nn.Module):
         reference: (B,) long, the date the result follows, -1 for none. Only read with a composite.
         days: (B, T) days since the first date; needed with date_input="days" (missing = 0, "no date known").
         band_present: bool (B, C), False for bands that are missing in all dates.
+        same_light: the dates were matched over a whole scene already (`sader.scenematch`).
         """
         config = self.config
         self._check(cloudy, aux)
@@ -262,7 +264,7 @@ class MTCDN(nn.Module):
             cloud = reflect_pad(cloud.to(cloudy.dtype), ph, pw)
         if reference is None:
             reference = torch.full((batch,), -1, dtype=torch.long, device=device)
-        return self._about_composite(series, cloud, reference)
+        return self._about_composite(series, cloud, reference, same_light)
 
     def _about_dates(self, series: SeriesInput) -> Condition:
         """The paper's condition: the diffusion reverts to the dates themselves."""
@@ -280,14 +282,16 @@ class MTCDN(nn.Module):
             size=series.size,
         )
 
-    def _about_composite(self, series: SeriesInput, cloud: Tensor | None, reference: Tensor) -> Condition:
+    def _about_composite(
+        self, series: SeriesInput, cloud: Tensor | None, reference: Tensor, same_light: bool
+    ) -> Condition:
         """The product's condition: dates matched and blended to a composite, to which the diffusion reverts."""
         cloudy, observed, stem = series.cloudy, series.observed, self.config.stem
         batch, dates, _, height, width = cloudy.shape
         if cloud is None:
             cloud = self.cloud_estimate(cloudy, observed, series.band_present, reference=reference)
         cloud = cloud.masked_fill(~observed, 1.0)
-        matched = prepare_dates(cloudy, cloud=cloud, observed=observed, reference=reference)
+        matched = prepare_dates(cloudy, cloud=cloud, observed=observed, reference=reference, same_light=same_light)
         matched_dates = matched.dates.to(cloudy.dtype).masked_fill(~series.use, 0.0)
         flag = matched.flag[:, :, None, None, None].expand(-1, -1, 1, height, width)
         trust = matched.log_variance().to(cloudy.dtype)
