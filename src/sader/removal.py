@@ -10,6 +10,9 @@ from numpy.typing import NDArray
 from sader.errors import ConfigError
 from sader.sampling import Solver
 
+MOST_GROWTH = 64
+"""Pixels by which own masks can be widened: the least tile's edge."""
+
 
 @dataclass(frozen=True)
 class RemoverOptions:
@@ -47,6 +50,12 @@ class RemoverOptions:
             raise ConfigError(f"batch_size is {self.batch_size}; expected at least 1 tile per evaluation.")
         if self.backend not in ("torch", "quick", "onnx"):
             raise ConfigError(f"backend is {self.backend!r}; expected 'torch', 'quick' or 'onnx'.")
+        if not 0 < self.cloud_threshold < 1:
+            raise ConfigError(
+                f"cloud_threshold is {self.cloud_threshold}; expected a probability between 0 and 1, such as 0.5."
+            )
+        if not 0 <= self.mask_growth <= MOST_GROWTH:
+            raise ConfigError(f"mask_growth is {self.mask_growth}; expected 0 to {MOST_GROWTH} pixels, such as 2.")
 
 
 @dataclass(frozen=True)

@@ -22,6 +22,9 @@ from sader.model.mtcdn import MTCDN, Condition
 from sader.model.uncertainty import steady_correction
 from sader.sampling import karras_sigmas, sample
 
+BESIDE_NODATA = 6
+"""Pixels within which a clear pixel may not have both an own mask's cloud and missing data. Seen in products with
+clouds cut out: what was left of them there was taken for land."""
 LEAST_SEEN = 0.15
 """Part of a tile that the reference date must show clearly to be the measure for the other dates there."""
 
@@ -171,9 +174,17 @@ def used_cloud(
         cloudy.masked_fill(~use, 0.0), valid, band_present, given=given, reference=reference
     )
     # Cut to a mask, as given ones are: half-believed clouds would weigh in every fit, and cost half a dB.
-    reach = 2 * growth + 1
-    mask = F.max_pool2d(estimate, reach, stride=1, padding=reach // 2) >= threshold
-    return torch.where(given.isnan(), mask.to(given.dtype), given)
+    mask = (grown(estimate, growth) >= threshold).to(given.dtype)
+    # Between a cloud and pixels that a provider has taken out lies the rest of that cloud, in shreds.
+    shreds = grown(mask, BESIDE_NODATA) * grown((~valid).to(given.dtype), BESIDE_NODATA)
+    return torch.where(given.isnan(), torch.maximum(mask, shreds), given)
+
+
+def grown(x: Tensor, radius: int) -> Tensor:
+    """Return the largest value of (B, T, H, W) within a square of `radius` pixels, one axis after the other."""
+    edge = 2 * radius + 1
+    tall = F.max_pool2d(x, (edge, 1), stride=1, padding=(radius, 0))
+    return F.max_pool2d(tall, (1, edge), stride=1, padding=(0, radius))
 
 
 def where_seen(reference: Tensor, cloud: Tensor, valid: Tensor, *, threshold: float) -> tuple[Tensor, Tensor]:

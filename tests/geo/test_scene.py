@@ -203,6 +203,23 @@ def test_batch_size_changes_no_bit(tmp_path, dates, tiny):
     np.testing.assert_array_equal(*results)
 
 
+def test_own_masks_may_be_made_stricter_or_wider(tmp_path, dates, tiny):
+    paths, _, _ = dates
+    stack = stack_of(paths, tiny)  # no masks given: the model finds the clouds itself
+
+    def rebuilt(name: str, **more: Any) -> int:
+        options = SceneOptions(reference=0, provenance=True, **more)
+        return clear_scene(stack, tiny, tmp_path / f"{name}.tif", options, notice=quiet).pixels["reconstructed"]
+
+    usual = rebuilt("usual")
+    assert rebuilt("same", cloud_threshold=0.5, mask_growth=2) == usual
+    assert rebuilt("strict", cloud_threshold=0.999999) <= usual <= rebuilt("wide", mask_growth=9)
+    assert rebuilt("strict2", cloud_threshold=0.999999, mask_growth=0) < rebuilt("all", cloud_threshold=1e-6)
+    for wrong in ({"cloud_threshold": 0.0}, {"cloud_threshold": 1.0}, {"mask_growth": -1}, {"mask_growth": 1000}):
+        with pytest.raises(ConfigError, match=next(iter(wrong))):
+            rebuilt("wrong", **wrong)
+
+
 def test_reference_none_is_a_new_image(tmp_path, dates, tiny):
     paths, arrays, masks = dates
     report = clear_scene(

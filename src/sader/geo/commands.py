@@ -30,6 +30,12 @@ def register(app: Any) -> None:
             list[str] | None,
             typer.Option(help="auto, scl, own, s2cloudless, omnicloudmask, or a file; once per date for files."),
         ] = None,
+        cloud_threshold: Annotated[
+            float | None, typer.Option(help="Own masks: probability that is cloud; higher keeps haze. Default 0.5.")
+        ] = None,
+        mask_growth: Annotated[
+            int | None, typer.Option(help="Own masks: pixels by which they are widened. Default 2.")
+        ] = None,
         grid: Annotated[
             str | None,
             typer.Option(help="Output grid: a raster file, EPSG:32632 or EPSG:32632/20; default: first input."),
@@ -89,7 +95,7 @@ def register(app: Any) -> None:
             options = SceneOptions(
                 reference=reference, steps="1" if fast else steps, seed=seed, samples=samples, tile=tile,
                 overlap=overlap, batch_size=batch_size, uncertainty=uncertainty, count=count, provenance=provenance,
-                overwrite=overwrite, backend=backend,
+                overwrite=overwrite, backend=backend, cloud_threshold=cloud_threshold, mask_growth=mask_growth,
             )  # fmt: skip
             request = RemoveRequest(
                 inputs=tuple(inputs or ()), out=str(out), options=options, bands=bands, offset=offset, scale=scale,

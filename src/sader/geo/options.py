@@ -27,6 +27,10 @@ class SceneOptions:
     """Edge of a tile, 64 to 1024; None = the remover's own."""
     overlap: int | None = None
     batch_size: int | None = None
+    cloud_threshold: float | None = None
+    """Probability from which the model's own masks call a pixel hidden; None = the remover's own."""
+    mask_growth: int | None = None
+    """Pixels by which the model's own masks are widened; None = the remover's own."""
     uncertainty: bool = False
     """Also write the standard deviation over the samples."""
     count: bool = False

@@ -211,13 +211,16 @@ def check_output(out: str | Path, *, overwrite: bool) -> Path:
 
 
 def retiled(remover: CloudRemover, options: SceneOptions) -> CloudRemover:
-    """Return the remover with the scene's own tile, overlap and batch size."""
+    """Return the remover with what the scene's options say of tiles and masks."""
     from sader.checkpoint import Checkpoint
 
     batch = options.batch_size
     if batch is None and remover.device.type != "cpu" and remover.options.batch_size == 1:
         batch = GPU_BATCH
-    asked = {"tile": options.tile, "overlap": options.overlap, "batch_size": batch}
+    asked = {
+        "tile": options.tile, "overlap": options.overlap, "batch_size": batch,
+        "cloud_threshold": options.cloud_threshold, "mask_growth": options.mask_growth,
+    }  # fmt: skip
     changes: dict[str, Any] = {key: value for key, value in asked.items() if value is not None}
     if options.tile is not None and options.overlap is None:
         changes["overlap"] = min(remover.options.overlap, options.tile // 4)
