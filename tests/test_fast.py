@@ -174,6 +174,64 @@ def test_tiles_wait_for_their_turn(product):
     assert not tiles._turn.locked()
 
 
+def test_samplers_wait_for_their_turn(paper, monkeypatch):
+    """Tiles of a scene come from several threads, and a recording has one place for what it reads."""
+    model, config = paper
+    sampler = FastSampler(model, config, FastOptions())
+    compute, inside, most = FastSampler._sampled, [], []
+
+    def watched(self, work):
+        inside.append(1)
+        most.append(len(inside))
+        result = compute(self, work)
+        inside.pop()
+        return result
+
+    monkeypatch.setattr(FastSampler, "_sampled", watched)
+    cloudy, noise, aux = inputs(model)
+    from concurrent.futures import ThreadPoolExecutor
+
+    with ThreadPoolExecutor(3) as pool:
+        results = list(pool.map(lambda _: sampler(cloudy, noise, aux=aux, steps=1), range(4)))
+    assert max(most) == 1
+    assert all(torch.equal(result, results[0]) for result in results)
+    assert not sampler._turn.locked()
+
+
+@pytest.mark.parametrize("given", [True, False])
+def test_tiles_in_float16_without_fused_blocks_are_the_tiles(product, given):
+    """What a scene on a GPU computes where building kernels does not pay."""
+    options = replace(FastOptions.all_on(), fused=False, strict=True)
+    series = make_series(3, size=(64, 64), dates=3, coverage=0.3)
+    cloudy = torch.from_numpy(series.cloudy)[None]
+    masks = torch.from_numpy(series.cloud_mask).float()[None]
+    inputs = {
+        "cloudy": cloudy, "valid": torch.ones(masks.shape, dtype=torch.bool),
+        "cloud": masks if given else torch.full_like(masks, torch.nan), "reference": torch.zeros(1, dtype=torch.long),
+        "noises": [torch.randn(1, 1, 4, 64, 64, generator=torch.Generator().manual_seed(0))],
+        "band_present": torch.ones(1, 4, dtype=torch.bool), "change": torch.zeros_like(cloudy), "steps": 1,
+    }  # fmt: skip
+    (wanted,), plain = QuickTiles(*product, FastOptions(), threshold=0.5, growth=2)(**inputs)
+    (found,), half = QuickTiles(*product, options, threshold=0.5, growth=2)(**inputs)
+    assert found.dtype == half.cloud.dtype == half.error.dtype == torch.float32
+    same = (plain.cloud == half.cloud).all(dim=1)
+    assert same.float().mean() > 0.98
+    assert 0 < rmse(found[:, :, same[0]], wanted[:, :, same[0]]) < (1e-3 if given else 5e-3)
+
+
+@pytest.mark.parametrize("more", [{"date_input": "days"}, {"aux_bands": ("VV",)}])
+def test_what_the_graph_has_no_input_for_is_not_made_a_graph(more):
+    checkpoint = Checkpoint(*made("small", cloud_widths=(8, 8), **more))
+    series = make_series(3, size=(32, 32), dates=2)
+    plain, quick = (
+        CloudRemover(checkpoint, device="cpu", options=RemoverOptions(backend=backend))(
+            series.cloudy, reference=0, cloud_mask=series.cloud_mask, steps=1
+        )
+        for backend in ("torch", "quick")
+    )
+    assert np.array_equal(plain, quick)
+
+
 def test_the_newest_short_cut_is_given_up_first():
     options, given_up = replace(FastOptions.all_on(), folded=True), []
     assert options.fused

@@ -52,6 +52,14 @@ def test_clear_land_farther_from_both_is_kept():
     assert not masked(probability, valid)[..., 10 : 10 + 2 * BESIDE_NODATA].any()
 
 
+def test_single_pixels_without_data_hide_nothing():
+    probability, valid = cloud_and_gap(SIZE)
+    valid[..., ::4, 14:16] = False
+    assert not masked(probability, valid)[..., 10:].any()
+    valid[..., 10:13, 14:17] = False  # a gap of three by three is one
+    assert masked(probability, valid)[..., 11, 13] == 1
+
+
 def test_given_masks_stand():
     probability, valid = cloud_and_gap(4)
     given = torch.zeros_like(probability)

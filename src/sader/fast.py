@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import copy
 import logging
+import threading
 import time
 import warnings
 from collections.abc import Callable, Sequence
@@ -180,18 +181,20 @@ class Recorded:
         torch.backends.cudnn.benchmark = search
         marks = [time.perf_counter()]
         try:
-            stream = torch.cuda.Stream()
-            stream.wait_stream(torch.cuda.current_stream())
-            with torch.cuda.stream(stream):  # first runs outside: cuDNN chooses, Triton compiles, cuBLAS takes its room
-                for _ in range(2):
-                    function(*self.inputs)
-                    stream.synchronize()
-                    marks.append(time.perf_counter())
-            torch.cuda.current_stream().wait_stream(stream)
-            self.graph = torch.cuda.CUDAGraph()
-            # Other threads read files and may touch the device meanwhile: only this thread's work is recorded.
-            with torch.cuda.graph(self.graph, capture_error_mode="thread_local"):
-                self.outputs = function(*self.inputs)
+            # A thread begins on the first GPU: recorded there, the work of another would be no part of the recording.
+            with torch.cuda.device(self.inputs[0].device):
+                stream = torch.cuda.Stream()
+                stream.wait_stream(torch.cuda.current_stream())
+                with torch.cuda.stream(stream):  # first outside: cuDNN chooses, Triton compiles, cuBLAS takes its room
+                    for _ in range(2):
+                        function(*self.inputs)
+                        stream.synchronize()
+                        marks.append(time.perf_counter())
+                torch.cuda.current_stream().wait_stream(stream)
+                self.graph = torch.cuda.CUDAGraph()
+                # Other threads read files and may touch the device meanwhile: only this thread's work is recorded.
+                with torch.cuda.graph(self.graph, capture_error_mode="thread_local"):
+                    self.outputs = function(*self.inputs)
             marks.append(time.perf_counter())
         finally:
             torch.backends.cudnn.benchmark = choosing
@@ -248,6 +251,8 @@ class FastSampler:
         self.options = options or FastOptions()
         self._model: Denoiser | None = None
         self._recordings: dict[tuple[object, ...], tuple[list[int], Recorded]] = {}
+        self._turn = threading.Lock()
+        """A recording has one place for its inputs, and a scene's tiles come from several threads."""
 
     def sigmas(self, steps: int, dates: int) -> Tensor:
         """Return the noise levels that are evaluated."""
@@ -269,7 +274,10 @@ class FastSampler:
         work = _Work(
             cloudy, {key: value for key, value in more.items() if value is not None}, noise, steps, resamplings
         )
-        image = with_fewer_short_cuts(self, lambda: self._sampled(work))
+        with self._turn:
+            image = with_fewer_short_cuts(self, lambda: self._sampled(work))
+            if image.device.type == "cuda":  # the next thread may work in another stream
+                torch.cuda.current_stream(image.device).synchronize()
         if self.options.precision == "float16" and not bool(image.isfinite().all()):
             # Beyond 65504 float16 has no numbers. Trained networks are far from that, but nothing forbids it.
             return self._plain(self.plain, work)
@@ -321,7 +329,7 @@ class FastSampler:
         options = FastOptions() if model is self.plain else self.options
         device = work.cloudy.device
         with quick_precision(options, device):
-            condition = network.condition(work.cloudy, **work.more)
+            condition = network.condition(work.cloudy, **work.more)  # type: ignore[arg-type]  # its flags are left out
 
         def denoise(x: Tensor, sigma: Tensor) -> Tensor:
             with quick_precision(options, device):

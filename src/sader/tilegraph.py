@@ -175,8 +175,10 @@ def used_cloud(
     )
     # Cut to a mask, as given ones are: half-believed clouds would weigh in every fit, and cost half a dB.
     mask = (grown(estimate, growth) >= threshold).to(given.dtype)
-    # Between a cloud and pixels that a provider has taken out lies the rest of that cloud, in shreds.
-    shreds = grown(mask, BESIDE_NODATA) * grown((~valid).to(given.dtype), BESIDE_NODATA)
+    # Between a cloud and pixels that a provider has taken out lies the rest of that cloud, in shreds. Single pixels
+    # without data are something else: dark water, a sensor's fault.
+    gaps = 1 - grown(valid.to(given.dtype), 1)
+    shreds = grown(mask, BESIDE_NODATA) * grown(gaps, 1 + BESIDE_NODATA)
     return torch.where(given.isnan(), torch.maximum(mask, shreds), given)
 
 

@@ -230,13 +230,16 @@ class TileWork:
 
     def _can_be_quick(self, tile: PreparedSeries, resamplings: int) -> bool:
         """Whether `_quick` computes what is asked for: Euler steps alone, nothing that its graph has no input for."""
-        return self.can_be_graph(resamplings, days=tile.days is not None) and tile.aux is None
+        return self.can_be_graph(resamplings) and tile.aux is None
 
-    def can_be_graph(self, resamplings: int, *, days: bool) -> bool:
-        """Whether backend quick computes tiles as one graph: Euler steps alone, a composite, no days that count."""
+    def can_be_graph(self, resamplings: int) -> bool:
+        """Whether backend quick computes tiles as one graph: Euler steps alone, a composite, no days or aux bands.
+
+        Whether those are given does not matter: `TileGraph` refuses a network that could read them.
+        """
         if self._quick is None or resamplings or (self.options.solver or self._solver()) != "euler":
             return False
-        return not (days and self.network.config.date_input == "days")
+        return self.network.config.date_input != "days" and not self.network.config.aux_bands
 
     @cached_property
     def _quick(self) -> QuickTiles | None:

@@ -265,7 +265,7 @@ class SceneJob:
         if (
             self.blocks is None
             or self.aux is not None
-            or not self.remover.can_be_graph(resamplings, days=self.stack.days is not None)
+            or not self.remover.can_be_graph(resamplings)
             or not can_be_digital(self.stack, self.remover, self.blocks, size)
         ):
             return None

@@ -85,7 +85,7 @@ class WarmUp:
         masks = [source.read_mask(first, grid=stack.grid) for source in stack.sources]
         steps, resamplings = remover._check_numbers(self.steps, self.samples, 0)
         padded = any(edge % remover.config.network.multiple for edge in size)
-        if remover.can_be_graph(resamplings, days=stack.days is not None) and not padded:
+        if remover.can_be_graph(resamplings) and not padded:
             self._on_device(len(group), size, unknown=any(mask is None for mask in masks), matched=matched, steps=steps)
             return
         cloudy = np.full((len(stack.sources), len(stack.bands), *size), 0.1, dtype=np.float32)
