@@ -63,17 +63,17 @@ class DigitalTiles:
     def room(self, tiles: int, size: tuple[int, int]) -> Room:
         """Return a room for so many tiles of a size; what a GPU copies from and to is pinned where that can be."""
         dates, bands = len(self.stack.sources), len(self.stack.bands)
-        shapes = [
-            ((tiles, dates, bands, *size), torch.int16),
+        shapes = [  # the wider type first: so each part begins where its type may
             ((self.samples, tiles, bands, *size), torch.float32),
             ((tiles, self.channels.count, *size), torch.float32),
+            ((tiles, dates, bands, *size), torch.int16),
         ]
         sizes = [int(np.prod(shape)) * kind.itemsize for shape, kind in shapes]
         # As one piece: pinned pieces are rounded up to powers of two.
         whole = _memory(sum(sizes), pinned=self.remover.device.type == "cuda")
         log.info("room for %d tiles: %.0f MB, %spinned", tiles, sum(sizes) / 1e6, "" if whole.is_pinned() else "not ")
         parts = whole.split(sizes)
-        numbers, noise, planes = (
+        noise, planes, numbers = (
             part.view(kind).view(shape) for part, (shape, kind) in zip(parts, shapes, strict=True)
         )
         return Room(numbers, noise, planes, [[] for _ in range(tiles)])
