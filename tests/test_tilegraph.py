@@ -60,6 +60,18 @@ def test_single_pixels_without_data_hide_nothing():
     assert masked(probability, valid)[..., 11, 13] == 1
 
 
+def test_slivers_of_data_among_gaps_are_hidden_and_broad_land_beside_a_gap_is_not():
+    nothing, valid = torch.zeros(1, 1, SIZE, SIZE), torch.ones(1, 1, SIZE, SIZE, dtype=torch.bool)
+    valid[..., 20:] = False
+    assert not masked(nothing, valid)[valid].any()
+    valid[..., 10:13, 24:36] = True  # three rows of pixels in the gap
+    mask = masked(nothing, valid)
+    assert mask[..., 10:13, 24:36].all()
+    assert not mask[..., :20].any()
+    valid[..., 20:32, 24:36] = True  # twelve rows: as wide as land may be
+    assert not masked(nothing, valid)[..., 20:32, 24:36].any()
+
+
 def test_given_masks_stand():
     probability, valid = cloud_and_gap(4)
     given = torch.zeros_like(probability)

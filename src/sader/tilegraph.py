@@ -25,6 +25,8 @@ from sader.sampling import karras_sigmas, sample
 BESIDE_NODATA = 6
 """Pixels within which a clear pixel may not have both an own mask's cloud and missing data. Seen in products with
 clouds cut out: what was left of them there was taken for land."""
+SLIVER, HOLE = 3, 3
+"""Data that no square of this radius fits into is a sliver; missing data that one fits into is a hole."""
 LEAST_SEEN = 0.15
 """Part of a tile that the reference date must show clearly to be the measure for the other dates there."""
 
@@ -177,8 +179,12 @@ def used_cloud(
     mask = (grown(estimate, growth) >= threshold).to(given.dtype)
     # Between a cloud and pixels that a provider has taken out lies the rest of that cloud, in shreds. Single pixels
     # without data are something else: dark water, a sensor's fault.
-    gaps = 1 - grown(valid.to(given.dtype), 1)
+    seen = valid.to(given.dtype)
+    gaps, holes = 1 - grown(seen, 1), 1 - grown(seen, HOLE)
     shreds = grown(mask, BESIDE_NODATA) * grown(gaps, 1 + BESIDE_NODATA)
+    # So are slivers of data among large holes, whatever they look like: land is wider.
+    slivers = 1 - grown(1 - grown(1 - seen, SLIVER), SLIVER)
+    shreds = torch.maximum(shreds, slivers * grown(holes, HOLE + BESIDE_NODATA))
     return torch.where(given.isnan(), torch.maximum(mask, shreds), given)
 
 
