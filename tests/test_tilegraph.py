@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from sader.tilegraph import BESIDE_NODATA, grown, used_cloud
+from sader.tilegraph import BESIDE_NODATA, grown, shreds, used_cloud
 
 SIZE = 40
 
@@ -85,3 +85,8 @@ def test_growth_is_a_square():
     assert mask.sum() == 25
     assert mask[..., 18:23, 18:23].all()
     assert torch.equal(grown(probability, 0), probability)
+
+
+def test_a_whole_tile_is_not_searched_and_the_search_would_find_nothing():
+    mask = (torch.rand(1, 3, SIZE, SIZE, generator=torch.Generator().manual_seed(0)) > 0.7).float()
+    assert not shreds(mask, torch.ones(1, 3, SIZE, SIZE, dtype=torch.bool)).any()

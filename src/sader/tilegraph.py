@@ -17,6 +17,7 @@ from sader.config import ModelConfig
 from sader.data.series import to_model_range, to_reflectance
 from sader.diffusion import Denoiser
 from sader.errors import ConfigError
+from sader.model.blocks import is_exporting
 from sader.model.contrast import with_contrast
 from sader.model.mtcdn import MTCDN, Condition
 from sader.model.uncertainty import steady_correction
@@ -177,15 +178,22 @@ def used_cloud(
     )
     # Cut to a mask, as given ones are: half-believed clouds would weigh in every fit, and cost half a dB.
     mask = (grown(estimate, growth) >= threshold).to(given.dtype)
-    # Between a cloud and pixels that a provider has taken out lies the rest of that cloud, in shreds. Single pixels
-    # without data are something else: dark water, a sensor's fault.
-    seen = valid.to(given.dtype)
+    # Most tiles are whole, and then there is nothing to look for. A graph has no such question, nor may a GPU be asked.
+    if is_exporting() or valid.is_cuda or not bool(valid.all()):
+        mask = torch.maximum(mask, shreds(mask, valid))
+    return torch.where(given.isnan(), mask, given)
+
+
+def shreds(mask: Tensor, valid: Tensor) -> Tensor:
+    """Return what is left of clouds that a provider has taken out, 1 or 0 (B, T, H, W); mask: the clouds known."""
+    seen = valid.to(mask.dtype)
+    # Between a cloud and missing data lies the rest of that cloud. Single pixels without data are something else: dark
+    # water, a sensor's fault.
     gaps, holes = 1 - grown(seen, 1), 1 - grown(seen, HOLE)
-    shreds = grown(mask, BESIDE_NODATA) * grown(gaps, 1 + BESIDE_NODATA)
+    between = grown(mask, BESIDE_NODATA) * grown(gaps, 1 + BESIDE_NODATA)
     # So are slivers of data among large holes, whatever they look like: land is wider.
     slivers = 1 - grown(1 - grown(1 - seen, SLIVER), SLIVER)
-    shreds = torch.maximum(shreds, slivers * grown(holes, HOLE + BESIDE_NODATA))
-    return torch.where(given.isnan(), torch.maximum(mask, shreds), given)
+    return torch.maximum(between, slivers * grown(holes, HOLE + BESIDE_NODATA))
 
 
 def grown(x: Tensor, radius: int) -> Tensor:

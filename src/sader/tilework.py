@@ -33,7 +33,7 @@ from sader.tiling import NoiseField, Ticks, Window
 
 if TYPE_CHECKING:
     from sader.backends import OnnxTiles
-    from sader.fast import FastSampler
+    from sader.fast import FastOptions, FastSampler
     from sader.quicktiles import QuickTiles
     from sader.resampling import Guide
 
@@ -246,15 +246,11 @@ class TileWork:
         """The tiles of a network with composite by the short cuts of `sader.fast`; None where they are not wanted."""
         if self.options.backend != "quick" or self.rival is not None or not self.config.network.composite:
             return None
-        from sader.fast import FastOptions
         from sader.quicktiles import QuickTiles
 
         assert isinstance(self.config, ModelConfig)
-        options = FastOptions.suited(self.device, composite=True)
-        if self.options.fused is False:
-            options = replace(options, fused=False)  # what builds on them says nothing then
         return QuickTiles(
-            self.denoiser, self.config, options, threshold=self.options.cloud_threshold,
+            self.denoiser, self.config, self._short_cuts(composite=True), threshold=self.options.cloud_threshold,
             growth=self.options.mask_growth,
         )  # fmt: skip
 
@@ -263,13 +259,18 @@ class TileWork:
         """The paper's networks by the short cuts of `sader.fast`; None where they are not wanted."""
         if self.options.backend != "quick" or self.rival is not None or self.config.network.composite:
             return None
-        from sader.fast import FastOptions, FastSampler
+        from sader.fast import FastSampler
 
         assert isinstance(self.config, ModelConfig)
-        options = FastOptions.suited(self.device, composite=False)
-        if self.options.fused is False:
-            options = replace(options, fused=False)  # what builds on them says nothing then
-        return FastSampler(self.denoiser, self.config, options, guide=self._guide)
+        return FastSampler(self.denoiser, self.config, self._short_cuts(composite=False), guide=self._guide)
+
+    def _short_cuts(self, *, composite: bool) -> FastOptions:
+        """The short cuts that suit the device, without fused kernels where they are not wanted."""
+        from sader.fast import FastOptions
+
+        options = FastOptions.suited(self.device, composite=composite)
+        # What builds on fused kernels says nothing without them.
+        return replace(options, fused=False) if self.options.fused is False else options
 
     @cached_property
     def _onnx(self) -> OnnxTiles:

@@ -212,8 +212,6 @@ def check_output(out: str | Path, *, overwrite: bool) -> Path:
 
 def retiled(remover: CloudRemover, options: SceneOptions) -> CloudRemover:
     """Return the remover with what the scene's options say of tiles and masks."""
-    from sader.checkpoint import Checkpoint
-
     batch = options.batch_size
     if batch is None and remover.device.type != "cpu" and remover.options.batch_size == 1:
         batch = GPU_BATCH
@@ -224,36 +222,34 @@ def retiled(remover: CloudRemover, options: SceneOptions) -> CloudRemover:
     changes: dict[str, Any] = {key: value for key, value in asked.items() if value is not None}
     if options.tile is not None and options.overlap is None:
         changes["overlap"] = min(remover.options.overlap, options.tile // 4)
-    if not changes:
+    return _with_options(remover, **changes)
+
+
+def _with_options(remover: CloudRemover, **changes: Any) -> CloudRemover:
+    """Return the remover with some options changed; the same one where they are what they were."""
+    from sader.checkpoint import Checkpoint
+
+    options = replace(remover.options, **changes)
+    if options == remover.options:
         return remover
     made = Checkpoint(remover.model, remover.config, remover.card)
-    return CloudRemover(made, device=remover.device, options=replace(remover.options, **changes))
+    return CloudRemover(made, device=remover.device, options=options)
 
 
 def with_backend(remover: CloudRemover, options: SceneOptions) -> CloudRemover:
     """Return the remover with the backend asked for."""
     from sader.backends import choose_backend
-    from sader.checkpoint import Checkpoint
 
     backend = choose_backend(options.backend, device=remover.device)
     plain = remover.rival is not None or not remover.config.network.composite
     if options.backend == "auto" and (plain or remover._check_numbers(options.steps, 1, options.seed)[1]):
         backend = "torch"
-    if backend == remover.options.backend:
-        return remover
-    made = Checkpoint(remover.model, remover.config, remover.card)
-    return CloudRemover(made, device=remover.device, options=replace(remover.options, backend=backend))
+    return _with_options(remover, backend=backend)
 
 
 def with_kernels(remover: CloudRemover, stack: GeoStack, options: SceneOptions) -> CloudRemover:
     """Return the remover with fused kernels or without them; decided once, so that all tiles are made alike."""
-    from sader.checkpoint import Checkpoint
-
-    fused = fused_for(remover, stack, samples=options.sample_count)
-    if fused == remover.options.fused:
-        return remover
-    made = Checkpoint(remover.model, remover.config, remover.card)
-    return CloudRemover(made, device=remover.device, options=replace(remover.options, fused=fused))
+    return _with_options(remover, fused=fused_for(remover, stack, samples=options.sample_count))
 
 
 def fused_for(remover: CloudRemover, stack: GeoStack, *, samples: int) -> bool | None:
