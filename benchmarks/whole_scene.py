@@ -173,7 +173,7 @@ class Stages:
         "waiting for the warm-up": ("sader.geo.warmup", "WarmUp", "wait"),
         "reading tiles (threads)": ("sader.geo.digital", "DigitalTiles", "fill"),
         "reading tiles as reflectance (threads)": ("sader.geo.job", "SceneJob", "_read"),
-        "noise, part of reading (threads)": ("sader.tiling", "NoiseField", "window"),
+        "noise, launched (threads)": ("sader.noisefield", "NoiseField", "windows"),
         "batches, all (threads)": ("sader.geo.digital", "DigitalTiles", "predict"),
         "batches of reflectance, all (threads)": ("sader.pipeline", "CloudRemover", "predict_tiles"),
         "blending": ("sader.geo.strips", "RowBlend", "add"),
@@ -325,6 +325,8 @@ def main() -> None:
     logging.getLogger("sader").setLevel(logging.INFO)  # what the first batch spends its time on
     on_gpu = arguments.device.startswith("cuda")
     rows = arguments.rows if arguments.rows is not None else 0 if on_gpu else 2
+    if arguments.folder is not None:
+        arguments.folder.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=arguments.folder) as folder:
         started = time.perf_counter()
         subprocess.run(

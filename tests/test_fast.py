@@ -233,7 +233,7 @@ def test_what_the_graph_has_no_input_for_is_not_made_a_graph(more):
 
 
 def test_the_newest_short_cut_is_given_up_first():
-    options, given_up = replace(FastOptions.all_on(), folded=True), []
+    options, given_up = FastOptions.all_on(), []
     assert options.fused
     assert options.joined
     while (fewer := options.fewer()) is not None:

@@ -34,6 +34,7 @@ LAYERS: list[tuple[str, tuple[str, ...]]] = [
             "checkpoint",
             "inputs",
             "tiling",
+            "noisefield",
             "pipeline",
             "removal",
             "tilework",

@@ -1,4 +1,4 @@
-"""Tiles: they cover everything, blend to what was cut, and see noise that belongs to the place, not to the tile."""
+"""Tiles: they cover everything and blend to what was cut."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from sader.errors import ConfigError
-from sader.tiling import Blend, NoiseField, Window, blend_weights, plan_windows
+from sader.tiling import Blend, Window, blend_weights, plan_windows
 
 SIZES = [(100, 130, 32, 8), (33, 32, 32, 16), (64, 64, 32, 0), (5, 90, 32, 16), (32, 32, 32, 16), (97, 31, 16, 7)]
 
@@ -76,43 +76,3 @@ def test_a_step_between_two_tiles_becomes_a_ramp_over_the_overlap():
     assert (row[:16] == 0).all()
     assert (row[32:] == 1).all()
     np.testing.assert_allclose(np.diff(row[16:32]), 1 / 16, atol=1e-5)
-
-
-@pytest.mark.parametrize(
-    "window", [Window(0, 0, 5, 7), Window(60, 62, 9, 4), Window(17, 100, 111, 30), Window(128, 0, 64, 64)]
-)
-def test_noise_belongs_to_the_place_not_to_the_window(window):
-    field = NoiseField(3)
-    whole = field.window(Window(0, 0, 200, 150), channels=3, draw=2)
-    part = field.window(window, channels=3, draw=2)
-    np.testing.assert_array_equal(part, whole[(slice(None), *window.slices)])
-
-
-def test_noise_differs_by_seed_and_draw_and_place_and_channel():
-    window = Window(0, 0, 64, 64)
-    base = NoiseField(0).window(window, channels=2, draw=0)
-    others = [
-        NoiseField(1).window(window, channels=2, draw=0),
-        NoiseField(0).window(window, channels=2, draw=1),
-        NoiseField(0).window(Window(64, 0, 64, 64), channels=2, draw=0),
-        NoiseField(0).window(Window(0, 64, 64, 64), channels=2, draw=0),
-        base[::-1],
-    ]
-    for other in others:
-        assert abs(np.corrcoef(base.ravel(), other.ravel())[0, 1]) < 0.05
-    np.testing.assert_array_equal(base, NoiseField(0).window(window, channels=2, draw=0))
-
-
-def test_first_channels_do_not_depend_on_how_many_there_are():
-    window = Window(30, 40, 50, 60)
-    few, many = (NoiseField(9).window(window, channels=c, draw=1) for c in (4, 13))
-    np.testing.assert_array_equal(few, many[:4])
-
-
-def test_noise_is_standard_normal_and_white_across_blocks():
-    noise = NoiseField(5).window(Window(0, 0, 256, 256), channels=3, draw=0).astype(np.float64)
-    assert abs(noise.mean()) < 0.01
-    assert abs(noise.std() - 1) < 0.01
-    assert abs((noise**4).mean() - 3) < 0.1
-    for shifted in (noise[:, 1:] * noise[:, :-1], noise[:, :, 1:] * noise[:, :, :-1], noise[1:] * noise[:-1]):
-        assert abs(shifted.mean()) < 0.01

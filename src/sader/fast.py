@@ -79,7 +79,10 @@ class FastOptions:
     @classmethod
     def all_on(cls) -> FastOptions:
         """Return what suits a recent NVIDIA GPU."""
-        return cls(precision="float16", channels_last=True, fused=True, joined=True, skip_below=2e-3, record=True)
+        return cls(
+            precision="float16", channels_last=True, fused=True, joined=True, folded=True, doubled=True,
+            skip_below=2e-3, record=True,
+        )  # fmt: skip
 
     @classmethod
     def suited(cls, device: torch.device, *, composite: bool) -> FastOptions:

@@ -25,11 +25,12 @@ from sader.inputs import PreparedSeries
 from sader.model.contrast import with_contrast
 from sader.model.matching import match_dates
 from sader.model.mtcdn import MTCDN, Condition
+from sader.noisefield import NoiseField, sample_seeds
 from sader.removal import Removal, RemoverOptions
 from sader.sampling import Correction, NoiseSource, Solver, karras_sigmas, sample
 from sader.scenematch import feather
 from sader.tilegraph import TileResult, expected_error, used_cloud, where_seen
-from sader.tiling import NoiseField, Ticks, Window
+from sader.tiling import Ticks, Window
 
 if TYPE_CHECKING:
     from sader.backends import OnnxTiles
@@ -99,7 +100,7 @@ class TileWork:
                     self.rival, places, cloudy=joined("cloudy"), valid=joined("valid"), cloud=joined("cloud"),
                     reference=reference, days=None if first.days is None else joined("days"),
                     aux=None if first.aux is None else joined("aux"), steps=steps,
-                    seeds=[seed + 7919 * number for number in range(samples)],
+                    seeds=sample_seeds(seed, samples),
                 )  # fmt: skip
             ticks.add(len(windows) * (1 + steps * samples))
             found = to_reflectance(torch.stack(answers))[..., :height, :width].cpu().numpy()
@@ -115,8 +116,8 @@ class TileWork:
             if first.days is not None:
                 more["days"] = joined("days")
             quick = []
-            for number in range(samples):
-                noise = self._noise(cloudy.shape, places, seed + 7919 * number)
+            for one in sample_seeds(seed, samples):
+                noise = self._noise(cloudy.shape, places, one)
                 quick.append(to_reflectance(sampler(cloudy, noise, steps=steps, resamplings=resamplings, **more)))
             ticks.add(len(windows) * (1 + steps * samples))
             found = torch.stack(quick)[..., :height, :width].cpu().numpy()
@@ -141,8 +142,8 @@ class TileWork:
             )
             ticks.add(len(windows))
             images = [
-                to_reflectance(self._sample(condition, places, steps, resamplings, seed + 7919 * number, ticks))
-                for number in range(samples)
+                to_reflectance(self._sample(condition, places, steps, resamplings, one, ticks))
+                for one in sample_seeds(seed, samples)
             ]
             if condition.contrast is not None and steps == 1:  # more steps make texture of their own
                 images = [with_contrast(image, condition.contrast) for image in images]
@@ -182,14 +183,13 @@ class TileWork:
             )
         height, width = tiles[0].cloudy.shape[-2:]
         change = None if tiles[0].change is None else joined("change")
-        fields = [NoiseField(seed + 7919 * number) for number in range(samples)]
+        fields = [NoiseField(one) for one in sample_seeds(seed, samples)]
         noises = [
-            torch.from_numpy(np.stack([field.window(place, channels=len(self.bands), draw=0) for place in places]))
-            for field in fields
+            field.windows(places, channels=len(self.bands), draw=0, device=self.device)[:, None] for field in fields
         ]
         images, made = self.graph_images(
             cloudy=joined("cloudy"), valid=joined("valid"), cloud=joined("cloud"), reference=joined("reference"),
-            noises=[noise[:, None].to(self.device) for noise in noises], band_present=joined("band_present"),
+            noises=noises, band_present=joined("band_present"),
             change=change, steps=steps,
         )  # fmt: skip
         ticks.add(len(places) * (1 + steps * samples))
@@ -347,8 +347,8 @@ class TileWork:
         field = NoiseField(seed)
 
         def noise(draw: int) -> Tensor:
-            tiles = [field.window(window, channels=shape[1] * shape[2], draw=draw) for window in windows]
-            return torch.from_numpy(np.stack(tiles)).view(*shape).to(self.device)
+            made = field.windows(windows, channels=shape[1] * shape[2], draw=draw, device=self.device)
+            return made.view(*shape)
 
         return cached(noise)
 

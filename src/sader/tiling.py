@@ -1,12 +1,8 @@
-"""Tiles over an image of any size: windows that overlap, a feathered blend and one noise field for the whole image.
-
-The noise of a pixel depends on the seed, the draw and the pixel's position alone, so that a tile sees the same noise
-whatever the tile size, the order or the number of workers.
-"""
+"""Tiles over an image of any size: windows that overlap, and a feathered blend."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -16,8 +12,6 @@ from sader.errors import ConfigError
 
 Progress = Callable[[int, int], None]
 """Called with (work done, work in all)."""
-BLOCK = 64
-"""Edge of the blocks in which the noise field is made."""
 
 
 @dataclass(frozen=True)
@@ -91,41 +85,6 @@ class Blend:
 
     def result(self) -> NDArray[np.float32]:
         return self.total / self.weight
-
-
-class NoiseField:
-    """Standard normal noise over the whole plane, addressed by position; nothing is stored."""
-
-    def __init__(self, seed: int) -> None:
-        self.seed = seed
-
-    def window(
-        self, window: Window, *, channels: int, draw: int, out: NDArray[np.float32] | None = None
-    ) -> NDArray[np.float32]:
-        """Return the noise (channels, h, w) of a window of a draw (0 = start, 1.. = resampling), in `out`, if given."""
-        if out is None:
-            out = np.empty((channels, window.height, window.width), dtype=np.float32)
-        for block_row, block_col in self._blocks(window):
-            top, left = block_row * BLOCK, block_col * BLOCK
-            block = self._block(block_row, block_col, channels, draw)
-            r0, r1 = max(top, window.row), min(top + BLOCK, window.row + window.height)
-            c0, c1 = max(left, window.col), min(left + BLOCK, window.col + window.width)
-            out[:, r0 - window.row : r1 - window.row, c0 - window.col : c1 - window.col] = block[
-                :, r0 - top : r1 - top, c0 - left : c1 - left
-            ]
-        return out
-
-    @staticmethod
-    def _blocks(window: Window) -> Iterator[tuple[int, int]]:
-        for row in range(window.row // BLOCK, (window.row + window.height - 1) // BLOCK + 1):
-            for col in range(window.col // BLOCK, (window.col + window.width - 1) // BLOCK + 1):
-                yield row, col
-
-    def _block(self, row: int, col: int, channels: int, draw: int) -> NDArray[np.float32]:
-        # The position goes into the seed sequence, and channels are drawn one after the other: the first bands of a
-        # 13-band scene see the noise that a 4-band scene sees.
-        generator = np.random.Generator(np.random.Philox(np.random.SeedSequence([self.seed, draw, row, col])))
-        return generator.standard_normal((channels, BLOCK, BLOCK), dtype=np.float32)
 
 
 class Ticks:

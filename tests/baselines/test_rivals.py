@@ -15,7 +15,6 @@ import numpy as np
 import pytest
 import torch
 
-from sader.baselines.depthwise import DepthwiseConv2d
 from sader.baselines.protocol import Rival, RivalConfig, RivalModelConfig
 from sader.baselines.registry import RIVALS, build_rival, find_config, get_system, model_from_dict, rival_config
 from sader.checkpoint import build_model, load_checkpoint, save_checkpoint
@@ -640,17 +639,3 @@ def test_a_recorded_step_is_an_eager_step(name, shards, tmp_path, monkeypatch):
         run_training(name, run, data=[shards], overrides=training(name, *more), progress=False)
         seen[recorded] = losses(run)
     assert seen[True] == pytest.approx(seen[False], rel=2e-3)
-
-
-def test_depthwise_layers_lie_channels_last_on_a_gpu_and_count_alike():
-    plain = torch.nn.Conv2d(6, 6, 3, padding=1, groups=6)
-    layer = DepthwiseConv2d(6, 3, padding=1)
-    layer.load_state_dict(plain.state_dict())
-    x = torch.randn(2, 6, 8, 10, generator=torch.Generator().manual_seed(0))
-    assert torch.equal(layer(x), plain(x))
-    torch.testing.assert_close(layer(x.contiguous(memory_format=torch.channels_last)), plain(x))
-    for name in ("diffcr", "uncrtaints", "pmaa"):
-        rival = tiny(name)
-        found = [m for m in rival.modules() if isinstance(m, torch.nn.Conv2d) and m.groups == m.in_channels > 1]
-        assert found
-        assert all(isinstance(m, DepthwiseConv2d) or m.kernel_size == (1, 1) for m in found), name

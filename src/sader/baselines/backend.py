@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from sader.baselines.protocol import NoiseOf, Rival, RivalInputs
 from sader.data.series import to_model_range
 from sader.errors import ConfigError
-from sader.tiling import NoiseField, Window
+from sader.noisefield import NoiseField
+from sader.tiling import Window
 
 
 def check_rival_steps(rival: Rival, steps: int | str | None, resamplings: int) -> None:
@@ -63,7 +63,6 @@ def scene_noise(windows: Sequence[Window], seed: int, device: torch.device) -> N
     field = NoiseField(seed)
 
     def noise(draw: int, channels: int) -> Tensor:
-        tiles = [field.window(window, channels=channels, draw=draw) for window in windows]
-        return torch.from_numpy(np.stack(tiles)).to(device)
+        return field.windows(windows, channels=channels, draw=draw, device=device)
 
     return noise

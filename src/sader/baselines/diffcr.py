@@ -27,7 +27,6 @@ import torch
 from einops import rearrange
 from torch import Tensor, nn
 
-from sader.baselines.depthwise import DepthwiseConv2d
 from sader.baselines.levels import BetaSchedule, sample_multistep, unit_scale
 from sader.baselines.protocol import MAIN, Example, NoiseOf, Phase, Rival, RivalConfig, RivalInputs, System
 from sader.baselines.temporal import date_frames, sinusoid
@@ -103,7 +102,7 @@ class NafBlock(nn.Module):
         self.shift = nn.Linear(emb_width, channels) if emb_width else None
         self.norm_mix, self.norm_feed = ChannelNorm(channels), ChannelNorm(channels)
         self.widen = nn.Conv2d(channels, 2 * channels, 1)
-        self.depthwise = DepthwiseConv2d(2 * channels, 3, padding=1)
+        self.depthwise = nn.Conv2d(2 * channels, 2 * channels, 3, padding=1, groups=2 * channels)
         self.by_mean, self.by_max = nn.Conv2d(half, half, 1), nn.Conv2d(half, half, 1)
         self.mix = nn.Conv2d(channels, channels, 1)
         self.feed_in, self.feed_out = nn.Conv2d(channels, 2 * channels, 1), nn.Conv2d(channels, channels, 1)

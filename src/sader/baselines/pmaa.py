@@ -21,7 +21,6 @@ from torch import Tensor, nn
 
 from sader.baselines.adversarial import norm_layer
 from sader.baselines.ctgan import CONFORMER_RECIPE
-from sader.baselines.depthwise import DepthwiseConv2d
 from sader.baselines.extractor import DateExtractor, ExtractorGan
 from sader.baselines.protocol import RivalConfig, System
 
@@ -68,7 +67,7 @@ class Conv2Former(nn.Module):
         super().__init__()
         self.norm_in, self.norm_out = norm_layer("instance", width), norm_layer("instance", width)
         self.weigh = nn.Sequential(
-            nn.Conv2d(width, width, 1), nn.GELU(), DepthwiseConv2d(width, kernel, padding=kernel // 2)
+            nn.Conv2d(width, width, 1), nn.GELU(), nn.Conv2d(width, width, kernel, padding=kernel // 2, groups=width)
         )
         self.value = nn.Conv2d(width, width, 1)
         self.project = nn.Conv2d(width, width, 1)
@@ -112,7 +111,7 @@ class MultiScaleBlock(nn.Module):
         self.lift = nn.Sequential(nn.Conv2d(channels, width, 1), norm_layer("instance", width), nn.PReLU())
         self.down = nn.ModuleList(
             nn.Sequential(
-                DepthwiseConv2d(width, 5, stride=2, padding=2, bias=False),
+                nn.Conv2d(width, width, 5, stride=2, padding=2, groups=width, bias=False),
                 norm_layer("instance", width),
             )
             for _ in range(config.scales)

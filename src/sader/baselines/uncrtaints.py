@@ -20,7 +20,6 @@ import torch.nn.functional as F
 from einops import rearrange
 from torch import Tensor, nn
 
-from sader.baselines.depthwise import DepthwiseConv2d
 from sader.baselines.protocol import MAIN, Example, NoiseOf, Phase, Rival, RivalConfig, RivalInputs, System
 from sader.baselines.temporal import date_frames, date_weights, sinusoid, weigh_dates
 from sader.data.series import to_model_range, to_reflectance
@@ -88,7 +87,7 @@ class MBConv(nn.Module):
         super().__init__()
         hidden = expansion * channels
         self.widen = nn.Sequential(norm(channels), nn.Conv2d(channels, hidden, 1, bias=False), norm(hidden), nn.GELU())
-        self.depthwise = DepthwiseConv2d(hidden, 3, bias=False)
+        self.depthwise = nn.Conv2d(hidden, hidden, 3, groups=hidden, bias=False)
         self.narrow = nn.Sequential(
             norm(hidden),
             nn.GELU(),

@@ -69,16 +69,29 @@ class Grid:
         white = torch.randn(
             (self.draw.batch, self.rows, self.kx.shape[1], 2), generator=self.draw.generator, device=self.draw.device
         )
-        field = torch.fft.irfft2(torch.view_as_complex(white) * amplitude, s=(self.rows, self.columns))
-        return unit(field)
+        return unit(self._back(torch.view_as_complex(white) * amplitude))
 
     def shift_and_blur(self, field: Tensor, shift: Tensor, deviation: Tensor) -> Tensor:
         """Return `field` (B, rows, columns) moved by `shift` (B, 2) pixels, not only whole ones, and softened."""
         k2 = self.kx**2 + self.ky**2
         soften = torch.exp(-2 * torch.pi**2 * deviation[:, None, None] ** 2 * k2)
         phase = -2 * torch.pi * (self.ky * shift[:, 0, None, None] + self.kx * shift[:, 1, None, None])
-        spectrum = torch.fft.rfft2(field) * torch.polar(soften, phase)
-        return torch.fft.irfft2(spectrum, s=(self.rows, self.columns))
+        return self._back(self._there(field) * torch.polar(soften, phase))
+
+    # On a GPU cuFFT makes a plan for every size of a batch, and making one may wait until the device has finished all
+    # else: so few sizes.
+    def _there(self, field: Tensor) -> Tensor:
+        return torch.fft.rfft2(filled_up(field) if field.is_cuda else field)[: len(field)]
+
+    def _back(self, spectrum: Tensor) -> Tensor:
+        given = filled_up(spectrum) if spectrum.is_cuda else spectrum
+        return torch.fft.irfft2(given, s=(self.rows, self.columns))[: len(spectrum)]
+
+
+def filled_up(images: Tensor) -> Tensor:
+    """Return the batch followed by zeros, so many that there are a multiple of 8."""
+    missing = -len(images) % 8
+    return torch.cat([images, images.new_zeros((missing, *images.shape[1:]))]) if missing else images
 
 
 def unit(field: Tensor) -> Tensor:

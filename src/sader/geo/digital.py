@@ -23,23 +23,20 @@ from sader.geo.stack import GeoStack, ValueCoding
 from sader.geo.strips import Channels
 from sader.geo.values import decode, is_data
 from sader.inputs import HIGHEST, LOWEST
+from sader.noisefield import NoiseField, sample_seeds
 from sader.pipeline import CloudRemover
 from sader.scenematch import SceneMatch
-from sader.tiling import NoiseField, Window
+from sader.tiling import Window
 
 log = logging.getLogger(__name__)
-SEEDS_APART = 7919
-"""Between the seeds of samples, as in `TileWork`."""
 
 
 @dataclass
 class Room:
-    """The places of one batch of tiles, for its numbers, its noise and its planes."""
+    """The places of one batch of tiles, for its numbers and its planes."""
 
     numbers: Tensor
     """int16 (B, T, C, h, w): the bits of the unsigned numbers."""
-    noise: Tensor
-    """(S, B, C, h, w)"""
     planes: Tensor
     """(B, planes, h, w): what comes back, as `Channels.join` orders it."""
     masks: list[list[NDArray[np.bool_] | None]] = field(default_factory=list)
@@ -64,7 +61,6 @@ class DigitalTiles:
         """Return a room for so many tiles of a size; what a GPU copies from and to is pinned where that can be."""
         dates, bands = len(self.stack.sources), len(self.stack.bands)
         shapes = [  # the wider type first: so each part begins where its type may
-            ((self.samples, tiles, bands, *size), torch.float32),
             ((tiles, self.channels.count, *size), torch.float32),
             ((tiles, dates, bands, *size), torch.int16),
         ]
@@ -73,21 +69,15 @@ class DigitalTiles:
         whole = _memory(sum(sizes), pinned=self.remover.device.type == "cuda")
         log.info("room for %d tiles: %.0f MB, %spinned", tiles, sum(sizes) / 1e6, "" if whole.is_pinned() else "not ")
         parts = whole.split(sizes)
-        noise, planes, numbers = (
-            part.view(kind).view(shape) for part, (shape, kind) in zip(parts, shapes, strict=True)
-        )
-        return Room(numbers, noise, planes, [[] for _ in range(tiles)])
+        planes, numbers = (part.view(kind).view(shape) for part, (shape, kind) in zip(parts, shapes, strict=True))
+        return Room(numbers, planes, [[] for _ in range(tiles)])
 
     def fill(self, room: Room, slot: int, window: Window) -> None:
-        """Read a window into one place of a room: numbers, masks, noise."""
+        """Read a window into one place of a room: numbers and masks."""
         numbers = self.numbers(room, slot)
         for date in range(len(numbers)):
             self.blocks.fill_digital(date, window, numbers[date])
         room.masks[slot] = [source.read_mask(window, grid=self.stack.grid) for source in self.stack.sources]
-        for number in range(self.samples):
-            NoiseField(self.seed + SEEDS_APART * number).window(
-                window, channels=len(self.stack.bands), draw=0, out=room.noise[number, slot].numpy()
-            )
 
     @staticmethod
     def numbers(room: Room, slot: int) -> NDArray[np.uint16]:
@@ -123,7 +113,11 @@ class DigitalTiles:
             which = list(slots)
         codings = [source.coding for source in self.stack.sources]
         cloudy, valid = decoded(room.numbers[which].to(device, non_blocking=True), codings)
-        noise = [one[which].to(device, non_blocking=True)[:, None] for one in room.noise]
+        bands = len(self.stack.bands)
+        noise = [
+            NoiseField(seed).windows(windows, channels=bands, draw=0, device=device)[:, None]
+            for seed in sample_seeds(self.seed, self.samples)
+        ]
         cloud = torch.full(valid.shape, torch.nan, device=device)
         for index, slot in enumerate(slots):
             for date, mask in enumerate(room.masks[slot]):
@@ -132,7 +126,7 @@ class DigitalTiles:
         change = None
         if self.match is not None:
             change = self.match.change_of(windows, cloudy).mul_(valid[:, :, None])
-        count, bands = len(slots), len(self.stack.bands)
+        count = len(slots)
         images, made = self.remover.graph_images(
             cloudy=cloudy, valid=valid, cloud=cloud, noises=noise, change=change, steps=self.steps,
             reference=torch.full((count,), -1 if self.reference is None else self.reference, device=device),

@@ -21,10 +21,10 @@ from sader.tiling import plan_windows
 log = logging.getLogger(__name__)
 
 
-FUSED_FROM = 2000 * 512 * 512 * 3
-"""Pixels of dates from which building fused kernels pays: 2000 tiles of 512 x 512 with three dates, three times a
-Sentinel-2 tile. On an H200 they took 35.4 s to build and computed such a tile in 0.013 s; without them it takes about
-0.02 s more, so that 1770 tiles make up for it (benchmarks/RESULTS.md, issue 6)."""
+FUSED_FROM = 3500 * 512 * 512 * 3
+"""Pixels of dates from which building fused kernels pays: 3500 tiles of 512 x 512 with three dates, more than five
+times a Sentinel-2 tile. On an H200 the first batch took 35.4 s with them and 4.8 s without, a tile 0.013 s and
+0.022 s, so that 3400 tiles make up for it (benchmarks/RESULTS.md, issue 6)."""
 
 
 def worth_fusing(stack: GeoStack, remover: CloudRemover, *, samples: int) -> bool:

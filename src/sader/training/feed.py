@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import fields
 from time import perf_counter
 from typing import Protocol
@@ -34,8 +36,8 @@ class BatchFeed:
         self.wait_seconds = 0.0
         """Host time spent in `take`; with `prepare` called in time, that is next to nothing."""
         self._ready: dict[int, SeriesBatch] = {}
-        # First in line: a batch is a chain of a thousand small kernels, and behind the long ones of a step each would
-        # wait for its turn, so that the chain would outlast the step.
+        # First in line: a batch is a chain of two thousand small kernels, and behind the long ones of a step each would
+        # wait for its turn.
         self._stream = torch.cuda.Stream(device, priority=-1) if device.type == "cuda" else None
         if self._stream is not None:  # the series were loaded by the stream that trains
             self._stream.wait_stream(torch.cuda.current_stream(device))
@@ -48,7 +50,7 @@ class BatchFeed:
         if self._stream is None:
             self._ready[number] = self.maker.batch(number, *self.shape)
             return
-        with torch.cuda.stream(self._stream):
+        with torch.cuda.stream(self._stream), no_search():
             self._ready[number] = self.maker.batch(number, *self.shape)
 
     def take(self, number: int) -> SeriesBatch:
@@ -75,3 +77,19 @@ class BatchFeed:
         self._steps.append(event)
         if len(self._steps) > _AHEAD:
             self._steps.popleft().synchronize()
+
+
+@contextmanager
+def no_search() -> Iterator[None]:
+    """Without cuDNN's search for the fastest convolution of a shape.
+
+    Each batch has other shapes (as many clouds, as soft as they happen to be), and a search waits until the device has
+    finished all else: on an H200 a gap of 70 ms at every second of the first steps. It also chooses by the clock, and
+    another choice rounds differently.
+    """
+    searching = torch.backends.cudnn.benchmark
+    torch.backends.cudnn.benchmark = False
+    try:
+        yield
+    finally:
+        torch.backends.cudnn.benchmark = searching
