@@ -16,9 +16,10 @@ from torch.utils.data import DataLoader
 from sader.cli import main
 from sader.data.bank import SeriesBank, SeriesMaker
 from sader.data.datasets import DATASETS, DatasetItems, open_dataset, recognise
+from sader.data.packing import pack_dataset
 from sader.data.plan import PUBLIC_SOURCES, MakerSettings
 from sader.data.public import PublicSeries, ReadOptions
-from sader.data.readers import RGBN, pack_dataset
+from sader.data.readers import RGBN
 from sader.data.scaling import SAR_SCALINGS, resnet_of_reflectance, scale_sar
 from sader.data.series import symmetry_of, turn
 from sader.data.shards import ShardWriter, read_shards, split_of
@@ -207,7 +208,7 @@ def test_packed_shards_train_the_papers_task(root: Path, tmp_path: Path):
 
 def test_packing_again_replaces_what_was_there(root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     dataset = open_dataset(root, split="train")
-    monkeypatch.setattr("sader.data.readers.ShardWriter", partial(ShardWriter, limit=1))  # a shard for each series
+    monkeypatch.setattr("sader.data.packing.ShardWriter", partial(ShardWriter, limit=1))  # a shard for each series
     assert len(pack_dataset(dataset, tmp_path)["train"].files) == 4
     other = tmp_path / "train" / "other-000.shard"
     other.touch()

@@ -232,7 +232,8 @@ def test_eurosat_tar(tmp_path: Path) -> None:
 
 
 def test_own_folder_and_pack(tmp_path: Path) -> None:
-    from sader.data.readers import pack_sources, read_folder
+    from sader.data.packing import pack_sources
+    from sader.data.readers import read_folder
 
     rng = np.random.default_rng(0)
     own = tmp_path / "own"

@@ -39,7 +39,9 @@ def pack(
     eurosat_limit: Annotated[int | None, typer.Option(help="Keep so many mosaics of each EuroSAT class.")] = None,
 ) -> None:  # fmt: skip
     """Turn scenes into compact shards that need only NumPy to read."""
-    from sader.data.readers import MSI, RGBN, PackedSplit, SeriesRecord, pack_dataset, pack_sources
+    from sader.data.packing import PackedSplit, pack_dataset, pack_sources
+    from sader.data.readers import MSI, RGBN
+    from sader.data.shards import SeriesRecord
     from sader.errors import ConfigError
 
     named = {"rgbn": RGBN, "msi": MSI}
