@@ -13,9 +13,10 @@ if len(sys.argv) < 2:
 import onnxruntime
 
 session = onnxruntime.InferenceSession(sys.argv[1])
-bands = len(json.loads(session.get_modelmeta().custom_metadata_map["bands"]))
+about = session.get_modelmeta().custom_metadata_map
+bands, unit = len(json.loads(about["bands"])), int(about["multiple"])  # height and width: multiples of `unit`
 cloudy = np.random.default_rng(0).uniform(0.0, 0.4, (1, 3, bands, 100, 90)).astype("float32")  # tile, date, band, y, x
-rows, cols = (-size % 8 for size in cloudy.shape[-2:])
+rows, cols = (-size % unit for size in cloudy.shape[-2:])
 cloudy = np.pad(cloudy, [(0, 0)] * 3 + [(0, rows), (0, cols)], mode="reflect")
 valid = np.ones_like(cloudy[:, :, 0], dtype=bool)  # False where a date has no data
 cloud = np.full_like(cloudy[:, :, 0], np.nan)  # 1 cloud or shadow, 0 clear, NaN: the model finds out

@@ -231,6 +231,15 @@ def test_find_by_path_and_by_shipped_name(path, tmp_path, monkeypatch):
     assert find_checkpoint("model") == path
 
 
+def test_the_folder_of_a_run_means_its_weights(path, tmp_path):
+    run = tmp_path / "runs" / "first"
+    run.mkdir(parents=True)
+    with pytest.raises(CheckpointError, match=r"first holds no model.safetensors; a run writes it when it ends"):
+        find_checkpoint(run)
+    (run / "model.safetensors").write_bytes(path.read_bytes())
+    assert find_checkpoint(run) == find_checkpoint(str(run)) == run / "model.safetensors"
+
+
 def test_find_says_where_it_looked(path, monkeypatch):
     monkeypatch.setattr(module, "WEIGHTS_DIR", path.parent)
     with pytest.raises(CheckpointError, match=r"no weights called 'modle'; looked at .*did you mean model\?") as error:

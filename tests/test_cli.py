@@ -112,6 +112,24 @@ def test_debug_shows_the_traceback():
     assert "ConfigError" in debug.stderr
 
 
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        (["-o", "a.onnx"], "onnx"), (["-o", "a.pt2"], "torch-export"), (["-o", "a.pt2", "--format", "onnx"], "onnx"),
+    ],
+)  # fmt: skip
+def test_export_takes_the_format_from_the_ending(capsys, monkeypatch, arguments, expected):
+    asked = []
+
+    def export_model(model: str, out: object, *, format: str, steps: int | None) -> dict[str, object]:
+        asked.append(format)
+        return {}
+
+    monkeypatch.setattr("sader.export.export_model", export_model)
+    code, _, err = called(capsys, "export", "small", *arguments, "--json")
+    assert (code, asked) == (0, [expected]), err
+
+
 # ---------------------------------------------------------------- info
 
 
@@ -119,6 +137,7 @@ def test_info_lists_the_presets(capsys):
     code, out, _ = called(capsys, "info", "--json")
     assert code == 0
     entries = {entry["name"]: entry for entry in json.loads(out)}
+    assert json.loads(out)[0]["kind"] == "weights"  # what can be used at once comes first
     assert {"sen2_mtc_new", "sen12mscrts_ea", "small", "small_msi"} <= set(entries)
     assert entries["small"]["bands"] == ["B02", "B03", "B04", "B08"]
     assert entries["small"]["parameters"] <= 8e6
@@ -225,7 +244,7 @@ def test_demo_writes_a_map_and_a_picture_and_scores_them(capsys, tmp_path, small
     assert report["trained"] is True
     assert report["steps"] == "1+0"
     assert [row["method"] for row in report["scores"]] == [
-        "SADER", "SADER, own masks", "least cloudy", "median", "mosaic", "ridge blend",
+        "SADER", "SADER, own masks", "least cloudy", "median", "mosaic", "ridge blend", "local ridge blend",
     ]  # fmt: skip
     for row in report["scores"]:
         for region in ("whole", "hidden"):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import json
 import math
+import re
 from pathlib import Path
 
 import numpy as np
@@ -28,7 +29,7 @@ from sader.evaluation.methods import (
 from sader.evaluation.report import extreme_items, write_panels, write_report
 from sader.evaluation.run import EvaluationRequest, load_records, run_evaluation
 from sader.evaluation.scoring import Row, score, score_items
-from sader.evaluation.summary import bootstrap, markdown, summarise
+from sader.evaluation.summary import bootstrap, markdown, print_summary, summarise
 from sader.metrics import PSNR_CEILING
 from sader.pipeline import CloudRemover, Removal
 
@@ -200,6 +201,25 @@ def test_the_summary_averages_places_and_pairs_items() -> None:
     assert "| net | 35.00 [31.00, 41.00]" in text
     assert "+1.00 [+1.00, +1.00]" in text
     assert "| net | 32.00 | 41.00 | 36.50 |" in text
+
+
+def test_one_item_has_no_interval() -> None:
+    text = markdown(summarise([row("ridge_blend", "1", 30), row("net", "1", 31)]))
+    assert "1 item in 1 place: too few for intervals" in text
+    assert "| net | 31.00 |" in text
+    assert "| net | +1.00 |" in text
+    assert not re.search(r"\d \[", text)
+
+
+def test_a_terminal_gets_one_narrow_table(capsys, monkeypatch) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    rows = [row(name, str(item), value + item) for name, value in (("ridge_blend", 30), ("net", 31)) for item in (1, 2)]
+    print_summary(summarise(rows), title="clean")
+    said = capsys.readouterr().out
+    assert "clean: 2 items in 1 place; mean over items" in said
+    assert "32.50" in said
+    assert "+1.00 [+1.00, +1.00]" in said
+    assert max(map(len, said.splitlines())) <= 80
 
 
 def test_best_and_worst_cases() -> None:

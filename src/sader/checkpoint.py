@@ -175,7 +175,7 @@ def shipped_guide(name: str, bands: Sequence[str]) -> Path | None:
 
 
 def find_checkpoint(name_or_path: str | Path) -> Path:
-    """Return the file for a path, a shipped name or a hub repository; say where it looked when there is none."""
+    """Return the file for a path, a run's folder, a shipped name or a hub repository; say where it looked for none."""
     text = str(name_or_path)
     path = Path(name_or_path)
     if path.is_file():
@@ -183,6 +183,10 @@ def find_checkpoint(name_or_path: str | Path) -> Path:
     names = shipped()
     if text in names:
         return verified(names[text])
+    if path.is_dir() and text:
+        if not (path / HUB_FILE).is_file():
+            raise CheckpointError(f"the folder {text} holds no {HUB_FILE}; a run writes it when it ends.")
+        return path / HUB_FILE
     looked = [f"the file {text}", f"the shipped weights ({', '.join(names) or 'none yet'})"]
     if text.count("/") == 1 and not path.suffix and not path.is_absolute():
         try:

@@ -161,7 +161,11 @@ def _print_models(entries: list[ModelEntry]) -> None:
     console.print(table)
     if not any(entry.trained for entry in entries):
         console.print("No trained weights are shipped yet.", style="yellow")
-    console.print("More about one of them: sader info MODEL", highlight=False)
+    console.print(
+        "weights: ready for sader remove. preset, rival: no weights; train them with sader train NAME.\n"
+        "More about one of them: sader info MODEL",
+        highlight=False,
+    )
 
 
 def _print_model(details: ModelInfo | RivalInfo) -> None:

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from sader.baselines.classical import Classical, least_cloudy, median, mosaic, ridge_blend
+from sader.baselines.classical import Classical, least_cloudy, local_ridge_blend, median, mosaic, ridge_blend
 from sader.checkpoint import shipped
 from sader.data.synthetic import SyntheticSeries, demo_scene
 from sader.errors import MissingDependencyError, OutputError
@@ -37,6 +37,7 @@ RIVALS: dict[str, Classical] = {
     "median": median,
     "mosaic": mosaic,
     "ridge blend": ridge_blend,
+    "local ridge blend": local_ridge_blend,
 }
 """Row of the table -> classical method; the last is the strongest of them."""
 

@@ -115,12 +115,10 @@ def _plain(value: Any) -> str:
 
 
 def list_models() -> list[ModelEntry]:
-    """Return the presets, the rival systems and the shipped weights."""
-    entries = [_entry(name, "preset", get_preset(name)) for name in PRESETS]
-    entries += [_entry(name, "rival", rival_config(name)) for name in RIVALS]
-    for name, path in shipped().items():
-        entries.append(_entry(name, "weights", _config(path, read_header(path))))
-    return entries
+    """Return the shipped weights, which can be used at once, the presets and the rival systems."""
+    entries = [_entry(name, "weights", _config(path, read_header(path))) for name, path in shipped().items()]
+    entries += [_entry(name, "preset", get_preset(name)) for name in PRESETS]
+    return entries + [_entry(name, "rival", rival_config(name)) for name in RIVALS]
 
 
 def describe(name: str, *, dates: int = 3, size: int = 256) -> ModelInfo | RivalInfo:

@@ -15,13 +15,18 @@ def register(app: Any) -> None:
     def export(
         model: Annotated[str, typer.Argument(help="Shipped weights, a preset or a checkpoint file.")],
         out: Annotated[Path, typer.Option("--out", "-o", help="The file to write: *.onnx or *.pt2.")],
-        format: Annotated[str, typer.Option(help="onnx, or torch-export (takes about a minute).")] = "onnx",
+        format: Annotated[
+            str | None,
+            typer.Option(help="onnx, or torch-export (takes about a minute); default: by the file's ending."),
+        ] = None,
         steps: Annotated[int | None, typer.Option(min=1, help="Sampling steps; default: the model's own.")] = None,
         as_json: Annotated[bool, typer.Option("--json", help="Print JSON on standard output.")] = False,
     ) -> None:
-        """Write a model as one graph that runs without sader: any number of dates, any size."""
+        """Write a model as one graph that runs without sader: any number of dates; it says which sizes."""
         from sader.export import export_model
 
+        if format is None:
+            format = "torch-export" if out.suffix == ".pt2" else "onnx"
         facts = export_model(model, out, format=format, steps=steps)  # type: ignore[arg-type]
         if as_json:
             print(json.dumps({**facts, "file": str(out)}, indent=2))

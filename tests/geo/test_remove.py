@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -69,6 +70,42 @@ def test_plain_words_without_json(tmp_path, remove, write_date):
     assert f"wrote {tmp_path / 'c.tif'}" in printed
 
 
+def test_a_log_gets_lines_instead_of_a_bar(monkeypatch):
+    from sader.geo import commands
+
+    clock, said = [0.0], []
+    monkeypatch.setattr(commands.time, "monotonic", lambda: clock[0])
+    lines = commands.ProgressLines(said.append, every=60)
+    for done, seconds in ((10, 5), (11, 30), (12, 65), (13, 70), (70, 3665), (100, 5000)):
+        clock[0] = seconds
+        lines(done, 100)
+    # 10 tiles were there before: 2 in 60 s, then 60 in 3660 s. The end says itself.
+    assert said == [
+        "removing clouds: 12 of 100 tiles, 2.0 tiles/min, 0:44 h left",
+        "removing clouds: 70 of 100 tiles, 1.0 tiles/min, 0:30 h left",
+    ]
+
+
+def test_the_command_uses_lines_in_a_log(tmp_path, remove, write_date, monkeypatch):
+    from sader.geo import commands
+
+    monkeypatch.setattr(commands, "LOG_EVERY", 0.0)
+    status, _, err = remove(write_date(tmp_path / "a.tif", 0), "-o", tmp_path / "c.tif", "--no-item", "--tile", 48)
+    assert status == 0, err
+    assert "removing clouds: 2 of " in err
+    assert "note: tiles of 48 pixels show the model too little of the place" in err
+
+
+def test_the_weights_of_a_run_go_by_its_name(tmp_path, remove, write_date, tiny_file):
+    weights = tmp_path / "runs" / "spring" / "model.safetensors"
+    weights.parent.mkdir(parents=True)
+    weights.write_bytes(Path(tiny_file).read_bytes())
+    path = write_date(tmp_path / "a.tif", 0)
+    status, printed, err = remove(path, "-o", tmp_path / "c.tif", "--model", weights, "--no-item", "--json")
+    assert status == 0, err
+    assert json.loads(printed)["model"] == "spring/model"
+
+
 def test_a_folder_of_dates(tmp_path, remove, write_date):
     for n in range(2):
         write_date(tmp_path / "in" / f"S2_2022-0{n + 3}-10.tif", n)
@@ -118,7 +155,10 @@ def test_a_missing_band_is_done_without_aloud(tmp_path, remove, write_date, land
     status, printed, err = remove(*paths, "-o", tmp_path / "c.tif", "--json", "--no-item", "--bands", "grn")
     assert status == 0, err
     assert json.loads(printed)["bands"] == ["B03", "B04", "B08"]
-    assert "B02 are missing in the files; the model goes without" in err
+    assert "B02 is missing in the files; the model goes without" in err
+    named = write_date(tmp_path / "named.tif", 0)
+    status, _, err = remove(named, "-o", tmp_path / "d.tif", "--no-item", "--bands", "B02,B03")
+    assert (status, "B04, B08 are left out by --bands; the model goes without" in err) == (0, True)
 
 
 def test_one_date_only_works_and_says_so(tmp_path, remove, write_date):
@@ -205,10 +245,28 @@ def test_a_path_with_spaces_and_unicode(tmp_path, remove, write_date):
 def test_without_a_place_on_the_map(tmp_path, remove, write_date, land):
     plain = {"crs": None, "transform": (1.0, 0.0, 0.0, 0.0, 1.0, 0.0)}
     paths = [write_date(tmp_path / f"{n}.tif", n, **plain) for n in range(2)]
-    status, _, err = remove(*paths, "-o", tmp_path / "c.tif", "--no-item")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", rasterio.errors.NotGeoreferencedWarning)  # one note is enough
+        status, _, err = remove(
+            *paths, "-o", tmp_path / "c.tif", "--provenance", "--preview", tmp_path / "p.png", "--report",
+            tmp_path / "r.html",
+        )  # fmt: skip
     assert status == 0, err
+    assert "note: 0.tif names no reference system (CRS): pixels are laid on each other" in err
     with pytest.warns(rasterio.errors.NotGeoreferencedWarning):
         assert rasterio.open(tmp_path / "c.tif").crs is None
+
+
+def test_the_item_of_a_result_can_be_an_input(tmp_path, remove, write_date):
+    """Counts in a file that says no scale: the item beside the result has to, or readers take 1234 for reflectance."""
+    paths = [write_date(tmp_path / f"S2_2022-0{n + 3}-10.tif", n) for n in range(2)]
+    assert rasterio.open(paths[0]).scales[0] == 1
+    status, _, err = remove(*paths, "-o", tmp_path / "c.tif")
+    assert status == 0, err
+    bands = json.loads((tmp_path / "c.json").read_text())["assets"]["data"]["bands"]
+    assert {(band["raster:scale"], band["raster:offset"]) for band in bands} == {(1e-4, 0.0)}
+    status, _, err = remove(tmp_path / "c.json", paths[1], "-o", tmp_path / "again.tif")
+    assert status == 0, err
 
 
 # ------------------------------------------------------------------------------------------------ what does not
@@ -342,7 +400,10 @@ def test_a_read_only_folder(tmp_path, remove, write_date):
             ["--tile", "32", "--overlap", "20"],
             "ConfigError: overlap 20 with tile 32; expected 0 <= overlap <= tile / 2.",
         ),
-        (["--bbox", "1,2,3,4"], "ConfigError: --bbox and --dates choose from a STAC API"),
+        (["--bbox", "1,2,3,4"], "ConfigError: --bbox without a STAC API to choose from: give its address with --stac."),
+        (["--collection", "sentinel-2-l2a"], "ConfigError: --collection without a STAC API to choose from"),
+        (["--grid", "EPSG:32632/0"], "ConfigError: --grid EPSG:32632/0: pixels of 0 units. Expected a known code such"),
+        (["", "--count"], "DataError: an input is empty; name a GeoTIFF"),
         (["--mask", "sclx"], "ConfigError: mask is 'sclx', no file"),
     ],
 )

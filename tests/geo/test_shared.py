@@ -210,15 +210,15 @@ def test_kernels_are_built_for_large_scenes_alone(stack, tiny):
         Checkpoint(tiny.denoiser, tiny.config, {}), device="cpu", options=replace(tiny.options, tile=512, overlap=64)
     )
     assert not worth_fusing(sized(stack, 10980), large, samples=1)  # one Sentinel-2 tile: 625 tiles
-    assert worth_fusing(sized(stack, 20000), large, samples=1)  # 2025 tiles
-    assert worth_fusing(sized(stack, 10980), large, samples=4)
-    assert worth_fusing(sized(stack, 10980, 10), large, samples=1)
+    assert worth_fusing(sized(stack, 27000), large, samples=1)  # 3721 tiles
+    assert worth_fusing(sized(stack, 10980), large, samples=6)
+    assert worth_fusing(sized(stack, 10980, 20), large, samples=1)
     assert not worth_fusing(sized(stack, 400, 10), large, samples=1)
 
 
 @pytest.mark.parametrize(
     ("backend", "asked", "edge", "wanted"),
-    [("quick", None, 10980, False), ("quick", None, 20000, True), ("quick", True, 400, True),
+    [("quick", None, 10980, False), ("quick", None, 27000, True), ("quick", True, 400, True),
      ("quick", False, 20000, False), ("torch", None, 20000, None)],
 )  # fmt: skip
 def test_a_scene_decides_about_kernels_once(stack, tiny, backend, asked, edge, wanted):

@@ -1,6 +1,7 @@
 """`sader evaluate`, `compare` and `reproduce`: parse, call one function, print. `register(app)` adds them."""
 
 import json
+import sys
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -13,7 +14,9 @@ def register(app: Any) -> None:
 
     @app.command()
     def evaluate(
-        models: Annotated[list[str], typer.Argument(help="Shipped names, checkpoint files or classical names.")],
+        models: Annotated[
+            list[str], typer.Argument(help="Shipped names, checkpoint files, run folders or classical names.")
+        ],
         data: Annotated[list[Path], typer.Option("--data", help="Shards, or a folder of scenes; may be repeated.")],
         task: Annotated[
             str, typer.Option(help="clean (this date), paper (another date), simulated (clouds).")
@@ -51,7 +54,7 @@ def register(app: Any) -> None:
     ) -> None:
         """Score models beside the classical methods on items with known truth."""
         from sader.evaluation.run import EvaluationRequest, run_evaluation
-        from sader.evaluation.summary import markdown
+        from sader.evaluation.summary import markdown, print_summary
 
         request = EvaluationRequest(
             models=tuple(models), data=tuple(data), task=task, mask=mask, steps=steps, samples=samples, guide=guide,
@@ -63,7 +66,13 @@ def register(app: Any) -> None:
         if as_json:
             print(json.dumps({**result.facts, **result.summary.as_dict()}, indent=2))
             return
-        print(markdown(result.summary, title=f"{dataset} {split}, sampler {sampler}" if dataset else task))
+        title = f"{dataset} {split}, sampler {sampler}" if dataset else task
+        if sys.stdout.isatty():
+            print_summary(result.summary, title=title)
+            if out is None:
+                typer.echo("all tables, with intervals, places and regions: --out FOLDER, or to a pipe.", err=True)
+        else:
+            print(markdown(result.summary, title=title))
         for path in result.files:
             typer.echo(f"wrote {path}", err=True)
 

@@ -152,7 +152,7 @@ def markdown(summary: Summary, *, metrics: Sequence[str] | None = None, title: s
     known = list(summary.methods[0].overall)
     shown = [name for name in (metrics or known) if name in known and (metrics or name not in _ONLY_IN_FILES)]
     lines = [f"## {title}", ""] if title else []
-    lines += [f"{summary.items} items in {summary.groups} places; mean over items [95 % bootstrap interval].", ""]
+    lines += [counted(summary), ""]
     lines += table_lines(
         ["method", *(HEADINGS.get(name, name) for name in shown)],
         [[m.method, *(score_cell(m.overall[name], name) for name in shown)] for m in summary.methods],
@@ -181,6 +181,41 @@ def markdown(summary: Summary, *, metrics: Sequence[str] | None = None, title: s
             [[m.method, *(score_cell(m.against[name], name, sign=True) for name in compared)] for m in rest],
         )
     return "\n".join(lines) + "\n"
+
+
+def counted(summary: Summary) -> str:
+    """Return the sentence that says what the means are over."""
+    items = "1 item" if summary.items == 1 else f"{summary.items} items"
+    places = "1 place" if summary.groups == 1 else f"{summary.groups} places"
+    if summary.items == 1:
+        return f"{items} in {places}: too few for intervals, and for any conclusion."
+    return f"{items} in {places}; mean over items [95 % bootstrap interval]."
+
+
+def print_summary(summary: Summary, *, title: str) -> None:
+    """Print one table for the width of a terminal: what decides; the rest is in the files of --out."""
+    from rich.console import Console
+    from rich.table import Table
+
+    console = Console()
+    console.print(f"{title}: {counted(summary)}", highlight=False)
+    if not summary.methods:
+        return
+    known = summary.methods[0].overall
+    shown = [name for name in ("psnr", "ssim", "sam", "lpips", "sharpness") if name in known]
+    table = Table()
+    table.add_column("method", overflow="fold")
+    for name in shown:
+        table.add_column(HEADINGS[name], justify="right", no_wrap=True)
+    best = summary.best_classical
+    if best is not None:
+        table.add_column(f"PSNR dB against {best}", justify="right")
+    for method in summary.methods:
+        cells = [_number(method.overall[name].mean, name) for name in shown]
+        if best is not None:
+            cells.append(score_cell(method.against["psnr"], "psnr", sign=True) if "psnr" in method.against else "")
+        table.add_row(method.method, *cells)
+    console.print(table, highlight=False)
 
 
 def region_table(summary: Summary) -> list[str]:
@@ -218,9 +253,11 @@ def _number(value: float, metric: str, *, sign: bool = False) -> str:
 
 
 def score_cell(interval: Interval, metric: str, *, sign: bool = False) -> str:
-    """Return "mean [low, high]" with the digits of the metric, or "-"."""
+    """Return "mean [low, high]" with the digits of the metric, or "-"; one item alone has no interval."""
     if not np.isfinite(interval.mean):
         return "-"
+    if interval.count == 1:
+        return _number(interval.mean, metric, sign=sign)
     mean, low, high = (_number(value, metric, sign=sign) for value in (interval.mean, interval.low, interval.high))
     return f"{mean} [{low}, {high}]"
 

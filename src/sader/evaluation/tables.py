@@ -16,7 +16,7 @@ from sader.evaluation.gallery import draw_gallery
 from sader.evaluation.pareto import Point, draw_pareto, pareto_front
 from sader.evaluation.report import write_report
 from sader.evaluation.significance import Comparison
-from sader.evaluation.summary import HEADINGS, Summary, plain, region_table, score_cell, table_lines
+from sader.evaluation.summary import HEADINGS, Summary, counted, plain, region_table, score_cell, table_lines
 
 CASE = "T = 3, 256x256"
 
@@ -34,7 +34,7 @@ def comparison_markdown(
     known = list(summary.methods[0].overall) if summary.methods else []
     shown = [name for name in ("psnr", "ssim", "sam", "lpips", "mtc_psnr", "mtc_ssim", "mtc_lpips") if name in known]
     lines = [f"## {title}", "", *notes, *([""] if notes else [])]
-    lines += [f"{summary.items} items in {summary.groups} places; mean over items [95 % bootstrap interval].", ""]
+    lines += [counted(summary), ""]
     lines += table_lines(
         ["method", *(HEADINGS.get(name, name) for name in shown)],
         [[m.method, *(score_cell(m.overall[name], name) for name in shown)] for m in summary.methods],

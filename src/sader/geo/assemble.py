@@ -6,13 +6,14 @@ lists.
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from sader.baselines.protocol import RivalConfig
 from sader.errors import BandError, ConfigError, DataError, require
-from sader.geo.look import check_overlap
+from sader.geo.look import find_apart
 from sader.geo.raster import crs_text, grid_of, opened, reading
 from sader.geo.stack import DateSource, GeoStack, Grid
 from sader.model.mtcdn import MTCDNConfig
@@ -38,17 +39,30 @@ def build_stack(
     said = notice or (lambda text: None)
     target = find_grid(grid, sources[0].grid)
     chosen = common_bands(sources, network, bands, said)
-    apart = check_overlap(target, [(source.name, source.grid) for source in sources])
-    kept = [source for source in sources if source.name not in apart]
+    for source in sources:
+        if bool(source.grid.crs) != bool(target.crs):
+            raise DataError(
+                f"{source.name} has {'a' if source.grid.crs else 'no'} reference system (CRS) and the output grid has "
+                f"{'one' if target.crs else 'none'} ({sources[0].name} decides it unless --grid does): they cannot be "
+                "laid over each other. Georeference all dates (gdalwarp, where there are only ground control points), "
+                "or none."
+            )
+    apart = find_apart(target, [source.grid for source in sources])
+    kept = [source for position, source in enumerate(sources) if position not in apart]
     if not kept or (len(kept) == 1 and len(sources) > 1):
         first = sources[0]
-        other = next(source for source in sources if source.name in apart)
+        other = sources[apart[0]]
         raise DataError(
             f"{len(apart)} of {len(sources)} dates do not touch the output grid {_box(target)} ({first.name} decides "
             f"it unless --grid does), for example {other.name} {_box(other.grid)}. Give scenes of one place."
         )
-    for name in apart:
-        said(f"{name} does not touch the output grid and is left out.")
+    if not target.crs:
+        said(
+            f"{sources[0].name} names no reference system (CRS): pixels are laid on each other as they lie, and the "
+            "result names none."
+        )
+    for position in apart:
+        said(f"{sources[position].name} does not touch the output grid and is left out.")
     if len(kept) == 1:
         said(f"only one date ({kept[0].name}): what is hidden in it can only be guessed from its surroundings.")
     days: dict[str, list[str]] = {}
@@ -80,13 +94,16 @@ def common_bands(
             "of the files with --bands if they are there under other names, or take a model that knows yours."
         )
     if missing:
-        said(f"{', '.join(missing)} are missing in the files; the model goes without, and is less sure.")
+        unasked = [band for band in missing if bands is not None and band not in bands and band in first.bands]
+        where = "left out by --bands" if missing == unasked else "missing in the files"
+        said(f"{', '.join(missing)} {_be(missing)} {where}; the model goes without, and is less sure.")
     unknown = [band for band in offered if band not in network.bands and band not in network.aux_bands]
     if unknown:
         said(f"the model does not know {_few(unknown)}: left out of the result, which has {', '.join(chosen)}.")
     partly = [band for band in offered if band in network.bands and band not in chosen]
     if partly:
-        said(f"{', '.join(partly)} are not in every date: left out of the result, which has {', '.join(chosen)}.")
+        left = f"{', '.join(partly)} {_be(partly)} not in every date"
+        said(f"{left}: left out of the result, which has {', '.join(chosen)}.")
     return chosen
 
 
@@ -112,13 +129,18 @@ def find_grid(wanted: str | Path | Grid | None, own: Grid) -> Grid:
     crs_type = require("rasterio.crs", extra="geo", purpose="warping").CRS
     warp = require("rasterio.warp", extra="geo", purpose="warping")
     try:
-        crs = crs_type.from_user_input(found[1])
+        with require("rasterio", extra="geo", purpose="warping").Env():  # PROJ's own words would go to the screen
+            crs = crs_type.from_user_input(found[1])
         size = float(found[2]) if found[2] else None
+        if size is not None and not 0 < size < math.inf:
+            raise ValueError(f"pixels of {found[2]} units")
         transform, width, height = warp.calculate_default_transform(
             own.crs, crs, own.width, own.height, *own.bounds, resolution=size
         )
     except (errors.CRSError, errors.RasterioError, ValueError) as error:
-        raise ConfigError(f"--grid {text}: {error}. Expected a known code such as EPSG:32632.") from error
+        raise ConfigError(
+            f"--grid {text}: {error}. Expected a known code such as EPSG:32632, or EPSG:32632/20."
+        ) from error
     a, b, c, d, e, f = tuple(transform)[:6]
     return Grid(crs_text(crs), (a, b, c, d, e, f), width, height)
 
@@ -127,6 +149,10 @@ def _box(grid: Grid) -> str:
     left, bottom, right, top = grid.bounds
     place = grid.crs if len(grid.crs) < 20 else "its reference system"
     return f"[{left:.8g}, {bottom:.8g}, {right:.8g}, {top:.8g}] in {place or 'pixels'}"
+
+
+def _be(names: Sequence[str]) -> str:
+    return "is" if len(names) == 1 else "are"
 
 
 def _few(names: Sequence[str], most: int = 16) -> str:

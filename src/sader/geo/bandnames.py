@@ -13,13 +13,13 @@ from sader.errors import BandError, did_you_mean
 
 WORDS: dict[str, tuple[str, ...]] = {
     "B01": ("coastal", "coastalaerosol", "aerosol", "ultrablue"),
-    "B02": ("blue",),
-    "B03": ("green",),
-    "B04": ("red",),
+    "B02": ("blue", "b"),
+    "B03": ("green", "g"),
+    "B04": ("red", "r"),
     "B05": ("rededge1", "rededge", "vegetationrededge1", "re1", "vre1"),
     "B06": ("rededge2", "vegetationrededge2", "re2", "vre2"),
     "B07": ("rededge3", "vegetationrededge3", "re3", "vre3"),
-    "B08": ("nir", "nir1", "nearinfrared", "nirbroad", "widenir", "infrared"),
+    "B08": ("nir", "nir1", "nearinfrared", "nirbroad", "widenir", "infrared", "n"),
     "B8A": ("nir08", "nir2", "nirnarrow", "narrownir", "nirn", "rededge4"),
     "B09": ("nir09", "watervapor", "watervapour", "wv"),
     "B10": ("cirrus",),
@@ -30,7 +30,9 @@ WORDS: dict[str, tuple[str, ...]] = {
 them, with Earth Search's meaning of nir08 and nir09."""
 
 _BY_WORD = {word: band for band, words in WORDS.items() for word in words}
-_NUMBER = re.compile(r"(?:band|b)[ _-]*0*(8a|1[0-2]|[1-9])(?![0-9a-z])", re.IGNORECASE)
+_NUMBER = re.compile(
+    r"(?:(?:s2[abc]?|sentinel[-_ ]?2[abc]?)[-_ .:]+)?(?:band|b)[ _-]*0*(8a|1[0-2]|[1-9])(?![0-9a-z])", re.IGNORECASE
+)
 
 PRESETS: dict[str, tuple[str, ...]] = {
     "rgb": ("B04", "B03", "B02"),
@@ -48,7 +50,7 @@ PRESETS: dict[str, tuple[str, ...]] = {
 
 
 def canonical(name: str) -> str | None:
-    """Return "B02" for "B2", "B02", "Band 2", "blue", "Blue", "B02_10m", "B2 (blue)"; None for what means no band."""
+    """Return "B02" for "B2", "B02", "Band 2", "blue", "B02_10m", "S2_B02", "B2 (blue)"; None for what means none."""
     text = name.strip()
     word = re.sub(r"[^a-z0-9]", "", text.lower())
     if word in _BY_WORD:
@@ -81,12 +83,15 @@ def parse_bands(text: str | Sequence[str]) -> tuple[str, ...]:
 def names_of_file(descriptions: Sequence[str | None]) -> tuple[str, ...] | None:
     """Return the names of a file's bands, canonical where they are known; None where the file does not say.
 
-    Some programs write "Band 1", "Band 2" ... as the names of ANY bands. That is a position, not a name.
+    Some programs write "Band 1", "Band 2" ... or B1, B2 ... as the names of ANY bands: with other sensors B1 is blue.
+    That is a position, not a name; only eight and more of them are Sentinel-2's own.
     """
     texts = [(text or "").strip() for text in descriptions]
     if not any(texts):
         return None
     if all(re.fullmatch(rf"band[ _]?{number}", text, re.IGNORECASE) for number, text in enumerate(texts, start=1)):
+        return None
+    if len(texts) < 8 and all(text.upper() == f"B{number}" for number, text in enumerate(texts, start=1)):
         return None
     names = [canonical(text) or text or f"unnamed {number}" for number, text in enumerate(texts, start=1)]
     # Two columns that mean the same band (B02 and "blue") cannot be told apart by name: the first one has it.

@@ -6,6 +6,7 @@ answers None, and the model estimates the clouds itself. The detectors are in `s
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import datetime
@@ -47,6 +48,8 @@ SCL_CHOICES: dict[str, tuple[int, ...]] = {
 }
 """Name -> classes that count as cloud or shadow."""
 CHOICES = ("auto", "own", "none", "scl", "s2cloudless", "omnicloudmask")
+NO_CLASS = 0
+"""Of a scene classification: no data, and what lies outside the file."""
 OUTSIDE = ValueCoding("uint8", 1.0, 0.0, 255.0)
 MASK_ENDINGS = ("_mask", "_cloudmask", "_label", "_scl", "_cld")
 
@@ -136,7 +139,7 @@ class FileMask:
         """Return where the file says cloud; outside the file True, so that the model fills it in."""
         if self.classes is not None:
             found = read_band(self.file, window, grid=grid, coding=CLASSES, categories=True)
-            return np.isin(found, self.classes)
+            return np.isin(found, (NO_CLASS, *self.classes))  # of what has no class nothing is known either
         return read_band(self.file, window, grid=grid, coding=OUTSIDE, categories=True) != 0
 
 
@@ -241,15 +244,16 @@ def _in_folder(folder: Path, source: DateSource) -> FileMask | OwnMask:
     """Return the mask of a source: the file of its name, or of its date; the model's own where there is none."""
     files = sorted(file for file in folder.iterdir() if file.suffix.lower() in (".tif", ".tiff", ".jp2", ".vrt"))
     stem = Path(source.name).stem
-    for file in files:
+    others = [file for file in files if file.name != Path(source.name).name]
+    for file in others:
         bare = file.stem.lower()
         for ending in MASK_ENDINGS:
             bare = bare.removesuffix(ending)
-        if bare == stem.lower() and file.name != source.name:
+        if bare == stem.lower():
             return _checked(file, 1)
     if source.date is not None:
         days = (f"{source.date:%Y-%m-%d}", f"{source.date:%Y%m%d}", f"{source.date:%Y_%m_%d}")
-        dated = [file for file in files if any(day in file.stem for day in days) and file.name != source.name]
+        dated = [file for file in others if any(day in file.stem for day in days)]
         if len(dated) == 1:
             return _checked(dated[0], 1)
         if len(dated) > 1:
@@ -268,16 +272,18 @@ def _checked(path: Path, index: int) -> FileMask:
         grid = grid_of(dataset)
         if not 1 <= index <= dataset.count:
             raise DataError(f"the mask {path.name} has {dataset.count} bands; band {index} was asked for.")
-        if "scl" in path.stem.lower().split("_") or "scl" in (dataset.descriptions[index - 1] or "").lower():
+        words = re.split(r"[^a-z0-9]+", path.stem.lower())
+        if "scl" in words or "scl" in (dataset.descriptions[index - 1] or "").lower():
             return FileMask(BandFile(str(path), index), SCL_CLOUD)
         values: set[float] = set()
         for window in sample_windows(grid.height, grid.width):
             part = read_band(BandFile(str(path), index), window, grid=grid, coding=OUTSIDE, categories=True)
-            values |= set(np.unique(part).tolist())
+            values |= set(np.unique(part[~np.isnan(part)]).tolist())  # NaN is not known to be clear, like 255
     if not (values <= {0, 1} or values <= {0, 255} or values <= {0, 1, 255}):
         shown = ", ".join(f"{value:g}" for value in sorted(values)[:8])
         raise DataError(
             f"the mask {path.name} holds the values {shown}; expected 0 = clear and 1 or 255 = cloud. A scene "
-            "classification must have SCL in its name; turn other classes or probabilities into a mask first."
+            "classification must have SCL as a word of its name (2022-03-10_SCL.tif); turn other classes or "
+            "probabilities into a mask first."
         )
     return FileMask(BandFile(str(path), index))

@@ -26,6 +26,8 @@ GDAL_TYPES = {
     "float32": "Float32", "float64": "Float64",
 }  # fmt: skip
 BLOCK = 512
+NOWHERE = (1.0, 0.0, 0.0, 0.0, 1.0, 0.0)
+"""The transform of an image without one."""
 LEVEL = 1
 """Of the compression: behind the predictor, higher levels take longer and save next to nothing."""
 CACHE_BYTES = 256 * 2**20
@@ -77,6 +79,7 @@ class RowFile:
         if grid.crs:
             crs = require("rasterio.crs", extra="geo", purpose="writing GeoTIFF").CRS.from_user_input(grid.crs)
             lines.append(f'<SRS dataAxisToSRSAxisMapping="1,2">{escape(crs.to_wkt())}</SRS>')
+        if grid.crs or grid.transform != NOWHERE:  # a place in pixels, or on a map that nobody named
             a, b, c, d, e, f = grid.transform
             lines.append(f"<GeoTransform>{', '.join(repr(float(v)) for v in (c, a, b, f, d, e))}</GeoTransform>")
         items = "".join(f"<MDI key={quoteattr(key)}>{escape(value)}</MDI>" for key, value in tags.items())

@@ -9,6 +9,7 @@ import os
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import closing
 from dataclasses import asdict, replace
 from functools import partial
 from itertools import islice
@@ -214,9 +215,9 @@ class SceneJob:
 
     def _predicted(self, windows: Sequence[Window], say: Notice) -> Iterator[tuple[Window, NDArray[np.float32] | None]]:
         """Yield the planes of windows in order, reading ahead in a thread and predicting several at a time on a GPU."""
-        ahead = read_ahead(windows, self._read, ahead=self.batch + 1)
-        while group := list(islice(ahead, self.batch)):
-            yield from self._planes(group, say)
+        with closing(read_ahead(windows, self._read, ahead=self.batch + 1)) as ahead:
+            while group := list(islice(ahead, self.batch)):
+                yield from self._planes(group, say)
 
     def _predicted_together(
         self, windows: Sequence[Window], say: Notice, keep: Callable[[Window, NDArray[np.float32] | None], None]

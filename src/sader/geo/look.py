@@ -30,6 +30,7 @@ STRIP = 64
 """Rows of the look read at a time."""
 IMPOSSIBLE_SHARE = 0.01
 """Part of a date's pixels that may be outside what reflectance can be (glint, faults) before the scene is refused."""
+NODATA_HINT = "and the nodata value of the file; rio edit-info --nodata VALUE FILE sets one that is missing."
 
 
 @dataclass(frozen=True)
@@ -109,12 +110,12 @@ def check_values(name: str, values: NDArray[np.float32], valid: NDArray[np.bool_
     if above > IMPOSSIBLE_SHARE:
         raise ValueRangeError(
             f"{name}: {above:.0%} of the values are above {HIGHEST:g} (up to {seen.max():g}); expected reflectance, "
-            "about 0 to 1. Check the scale: --scale 0.0001 for counts of Sentinel-2."
+            f"about 0 to 1. Check the scale (--scale 0.0001 for counts of Sentinel-2) {NODATA_HINT}"
         )
     if below > IMPOSSIBLE_SHARE:
         raise ValueRangeError(
             f"{name}: {below:.0%} of the values are below {LOWEST:g} (down to {seen.min():g}); expected reflectance, "
-            "about 0 to 1. Check --offset, and the nodata value of the file."
+            f"about 0 to 1. Check --offset {NODATA_HINT}"
         )
     if float(seen.max()) == float(seen.min()) == 0.0:
         raise ValueRangeError(f"{name} is 0 everywhere: that is nodata, not reflectance. Check the file and its bands.")
@@ -145,24 +146,25 @@ def find_reference(wanted: str | int | None, stack: GeoStack, look: Look) -> int
 
 
 def _means(wanted: str, name: str, date: object) -> bool:
-    last = wanted.replace("\\", "/").rstrip("/").rsplit("/", 1)[-1]
-    if last == name or last.rsplit(".", 1)[0] == name.rsplit(".", 1)[0]:
+    path = wanted.replace("\\", "/").rstrip("/")
+    last = path.rsplit("/", 1)[-1]
+    if path.endswith(f"/{name}") or last == name or path == name or last.rsplit(".", 1)[0] == name.rsplit(".", 1)[0]:
         return True
     digits = "".join(letter for letter in wanted if letter.isdigit())
     return date is not None and len(digits) == 8 and f"{date:%Y%m%d}" == digits
 
 
-def check_overlap(grid: Grid, others: Sequence[tuple[str, Grid]]) -> list[str]:
-    """Return the names of those whose rectangle does not touch the grid's."""
+def find_apart(grid: Grid, others: Sequence[Grid]) -> list[int]:
+    """Return the positions of those whose rectangle does not touch the grid's."""
     from sader.errors import require
 
     apart = []
     left, bottom, right, top = grid.bounds
-    for name, other in others:
+    for position, other in enumerate(others):
         box = other.bounds
         if other.crs and grid.crs and other.crs != grid.crs:
             transform_bounds = require("rasterio.warp", extra="geo", purpose="warping").transform_bounds
             box = transform_bounds(other.crs, grid.crs, *box)
         if box[2] <= left or box[0] >= right or box[3] <= bottom or box[1] >= top:
-            apart.append(name)
+            apart.append(position)
     return apart

@@ -33,6 +33,8 @@ DARK, DARK_LIMIT = 950.0, 1300.0
 """Shifted scenes have their darkest pixels just above 1000; above the limit they are cloud, snow or desert. Real scenes
 say so only in part: of 158 unshifted ones with all their bands none was taken for shifted, of the same ones shifted
 142; of deserts with four bands at the top of the atmosphere one in three was."""
+BRIGHT = 4500.0
+"""No land is as bright as this everywhere, but Landsat's counts of black are: 5000 at level 1, 7273 at level 2."""
 NEGATIVE, NEGATIVE_SHARE = -0.01, 0.05
 """More than this share of pixels below this reflectance: an offset was taken off twice."""
 CLIPPED_SHARE = 0.1
@@ -288,6 +290,12 @@ def check_counts(counts: Mapping[str, NDArray[Any]], *, offset: float, nodata: f
             return (
                 f"no value is below {darkest:.0f} counts: they look shifted by the offset of processing baseline "
                 "04.00. If so, use --offset -1000; if there is only desert or haze, all is well."
+            )
+        if BRIGHT <= darkest < np.inf:
+            return (
+                f"no value is below {darkest:.0f} counts, reflectance {darkest / QUANTIFICATION:.2f}: they look like "
+                "those of another sensor. For Landsat Collection 2 use --scale 0.0000275 --offset -2000 (level 1: "
+                "--scale 0.00002 --offset -1000); if all is thick cloud or snow, all is well."
             )
     return None
 

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from sader.errors import DataError, OutputError, require
-from sader.geo.raster import reading
+from sader.errors import DataError, OutputError
+from sader.geo.raster import open_raster, reading
 from sader.geo.stack import GeoStack
 from sader.geo.strips import OBSERVED, RECONSTRUCTED
 from sader.geo.values import decode
@@ -78,8 +78,7 @@ def _read(path: str, shape: tuple[int, int], stack: GeoStack) -> NDArray[np.floa
 
 def _read_numbers(path: str, shape: tuple[int, int]) -> NDArray[np.generic]:
     """Return a small version (C, h, w) of a result, from its overviews."""
-    rasterio = require("rasterio", extra="geo", purpose="reading GeoTIFF")
-    with reading(path), rasterio.open(path) as dataset:
+    with reading(path), open_raster(path) as dataset:
         numbers: NDArray[np.generic] = dataset.read(out_shape=(dataset.count, *shape))
     if numbers.size == 0:
         raise DataError(f"{path} is empty.")

@@ -31,9 +31,13 @@ def check_room(job: SceneJob, work: WorkFolder) -> None:
     if needed > free:
         work.remove()
         raise OutputError(
-            f"writing {job.target} takes up to {needed / 1e9:.1f} GB while it is made; {free / 1e9:.1f} GB are "
-            "free there. Free some space, or choose another folder."
+            f"writing {job.target} takes up to {_bytes(needed)} while it is made; {_bytes(free)} are free "
+            "there. Free some space, or choose another folder."
         )
+
+
+def _bytes(number: int) -> str:
+    return f"{number / 1e9:.1f} GB" if number >= 1e9 else f"{number / 1e6:.1f} MB"
 
 
 def publish(job: SceneJob, rows: Mapping[str, RowFile]) -> list[Path]:

@@ -16,6 +16,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import datetime
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote
@@ -24,6 +25,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sader.errors import BandError, DataError, OutputError, ShapeError, require
+from sader.geo.bandnames import canonical
 from sader.geo.stack import Affine6, Grid, ValueCoding
 from sader.geo.values import decode, is_data
 from sader.tiling import Window
@@ -32,6 +34,8 @@ OPEN_FILES = 64
 """Files kept open per thread."""
 COARSE = 1.5
 """Pixels of the target this many times the source's are means of them; else they are interpolated."""
+SURE_CODE = 90
+"""Confidence, of 100, from which on PROJ's guess of a reference system's code is taken for it."""
 _local = threading.local()
 
 
@@ -107,21 +111,43 @@ def read_bands(
         place = rasterio.windows.Window(window.col, window.row, window.width, window.height)
         if grid_of(dataset).same_as(grid):
             numbers = dataset.read(wanted, window=place)
-            if not _has_mask(dataset, wanted[0]):
-                return numbers
-            outside = dataset.read_masks(wanted, window=place) == 0
-            return np.where(outside, _nothing(coding), numbers).astype(numbers.dtype)
+            outside = _outside(dataset, wanted, place)
+            return numbers if outside is None else np.where(outside, _nothing(coding), numbers).astype(numbers.dtype)
         with _warped(dataset, grid, coding, categories) as warped:
             numbers = warped.read(wanted, window=place)
-            # Outside the file there is nothing. GDAL says so in the mask, and only there where it has no nodata value.
+            if coding.nodata is not None:
+                return numbers  # what lies outside the file, its mask or its alpha band has been given that value
+            # GDAL says so in the mask, and only there where it has no nodata value.
             outside = warped.read_masks(wanted, window=place) == 0
         return np.where(outside & is_data(numbers, coding), _nothing(coding), numbers).astype(numbers.dtype)
 
 
-def _has_mask(dataset: Any, index: int) -> bool:
-    """Whether an alpha band or a mask in the file says where there is data (rather than a nodata value, or nothing)."""
-    flags = {flag.name for flag in dataset.mask_flag_enums[index - 1]}
-    return bool(flags & {"per_dataset", "alpha"})
+def alpha_band(dataset: Any) -> int | None:
+    """Return the number, from 1, of the band that says where there is data; None where no band does.
+
+    Many programs mark the fourth band of any file as alpha, or the second: one with a band's name is what its name
+    says.
+    """
+    for number, kind in enumerate(dataset.colorinterp, start=1):
+        if kind.name == "alpha" and canonical(dataset.descriptions[number - 1] or "") is None:
+            return number
+    return None
+
+
+def has_mask(dataset: Any, index: int = 1) -> bool:
+    """Whether a mask in the file or beside it says where there is data (rather than a nodata value, or nothing)."""
+    return not {flag.name for flag in dataset.mask_flag_enums[index - 1]} & {"all_valid", "nodata", "alpha"}
+
+
+def _outside(dataset: Any, wanted: Sequence[int], place: Any) -> NDArray[np.bool_] | None:
+    """Return where an alpha band or a mask says that there is no data, (1 or C, h, w); None without either."""
+    alpha = alpha_band(dataset)
+    if alpha is not None and alpha not in wanted:
+        # Not left to GDAL's masks: those know an alpha band in files of two or four bands only.
+        return np.asarray(dataset.read([alpha], window=place) == 0)
+    if not has_mask(dataset, wanted[0]):
+        return None
+    return np.asarray(dataset.read_masks(list(wanted), window=place) == 0)
 
 
 def _nothing(coding: ValueCoding) -> float:
@@ -172,24 +198,41 @@ def grid_of(dataset: Any) -> Grid:
 
 def crs_text(crs: Any) -> str:
     """Return "EPSG:32632" where there is a code, else WKT; "" for none."""
-    if not crs:
-        return ""
-    authority = crs.to_authority()
-    return ":".join(authority) if authority else str(crs.to_wkt())
+    return _crs_name(str(crs.to_wkt())) if crs else ""
+
+
+@lru_cache(maxsize=256)  # a look through all codes takes 35 ms, and every window that is read asks for the grid
+def _crs_name(wkt: str) -> str:
+    """Return the code that means exactly this reference system, else the WKT itself.
+
+    A likely code is not enough: UTM on the international ellipsoid need not be ED50, which lies 100 m beside others.
+    """
+    kind = require("rasterio.crs", extra="geo", purpose="reading GeoTIFF").CRS
+    crs = kind.from_wkt(wkt)
+    authority = crs.to_authority(confidence_threshold=SURE_CODE)
+    if authority is None:
+        likely = crs.to_authority()
+        authority = likely if likely and kind.from_authority(*likely) == crs else None
+    return ":".join(authority) if authority else wkt
+
+
+def open_raster(path: str | Path) -> Any:
+    """Return the dataset of `path`, which the caller closes."""
+    rasterio = require("rasterio", extra="geo", purpose="reading GeoTIFF")
+    with warnings.catch_warnings():
+        # An image without a place is allowed here; what follows from it is said where it matters.
+        warnings.simplefilter("ignore", rasterio.errors.NotGeoreferencedWarning)
+        return rasterio.open(path)
 
 
 def opened(path: str) -> Any:
     """Return the dataset of `path`, opened once per thread and process; the longest unused one is closed."""
-    rasterio = require("rasterio", extra="geo", purpose="reading GeoTIFF")
     if getattr(_local, "process", None) != os.getpid():  # handles do not survive a fork
         _local.process, _local.files = os.getpid(), OrderedDict()
     files: OrderedDict[tuple[str, int, int], Any] = _local.files
     key = (path, *_version(path))
     if key not in files:
-        with warnings.catch_warnings():
-            # An image without a place is allowed here; what follows from it is said where it matters.
-            warnings.simplefilter("ignore", rasterio.errors.NotGeoreferencedWarning)
-            files[key] = rasterio.open(path)
+        files[key] = open_raster(path)
     files.move_to_end(key)
     while len(files) > OPEN_FILES:
         files.popitem(last=False)[1].close()

@@ -21,6 +21,11 @@ if TYPE_CHECKING:
 
 ALL_BANDS_MODEL = "sader-s2-msi"
 """Shipped weights for scenes with more than `BANDS_RGBN`; it goes without those that a scene has not."""
+FEW_BANDS = 8
+"""With fewer it takes more clear land for cloud, or misses more cloud, than the model of four bands does."""
+
+SMALL_TILE = 64
+"""Edge in pixels below which tiles are too small to be meant."""
 
 
 @dataclass(frozen=True)
@@ -86,6 +91,11 @@ def run_remove(
         request = replace(request, options=_with_layers(request.options, remover))
     if not remover.card.get("trained", True):
         say(f"the model {name} is untrained: the result shows that everything runs, not how good the method is.")
+    if request.options.tile is not None and request.options.tile < SMALL_TILE:
+        say(
+            f"tiles of {request.options.tile} pixels show the model too little of the place: clouds are missed, and it "
+            "takes long. 256 or more are better; memory is bounded anyway."
+        )
     stack = build_stack(sources, remover.config.network, bands=asked, grid=request.grid, notice=say)
     for source in stack.sources:
         warning = check_source(source)
@@ -119,6 +129,7 @@ def run_remove(
                 "sader:steps": report.steps,
                 "sader:samples": report.samples,
             },
+            coding=stack.coding,
         )
         files.append(str(item))
     report = replace(report, files=tuple(files), notices=tuple(dict.fromkeys(said)))
@@ -181,8 +192,9 @@ def layer_name(file: str, report: SceneReport, preview: str | None) -> str:
 def find_sources(request: RemoveRequest, say: Callable[[str], None]) -> list[DateSource]:
     """Return the dates of a request: files, folders, products, or a search."""
     if request.stac is None:
-        if request.bbox is not None or request.dates is not None:
-            raise ConfigError("--bbox and --dates choose from a STAC API: give its address with --stac URL.")
+        asked = {"--bbox": request.bbox, "--dates": request.dates, "--collection": request.collection}
+        if named := [name for name, value in asked.items() if value is not None]:
+            raise ConfigError(f"{' and '.join(named)} without a STAC API to choose from: give its address with --stac.")
         return open_sources(
             request.inputs,
             bands=request.bands,
@@ -225,6 +237,12 @@ def choose_model(sources: Sequence[DateSource], bands: Sequence[str] | None, say
         f"the model is {ALL_BANDS_MODEL}, because the files have {', '.join(more)} too. For a map of "
         f"{', '.join(BANDS_RGBN)} alone, which is faster: --model {DEFAULT_MODEL}."
     )
+    known = [band for band in common if band in BANDS_13 and (bands is None or band in bands)]
+    if len(known) < FEW_BANDS:
+        say(
+            f"with {len(known)} of its {len(BANDS_13)} bands {ALL_BANDS_MODEL} finds clouds less well than "
+            f"{DEFAULT_MODEL}. Where the files bring no masks, take that one, or give masks (--mask)."
+        )
     return ALL_BANDS_MODEL
 
 
@@ -245,4 +263,14 @@ def load_remover(model: str | None, device: str | None = None) -> tuple[CloudRem
             raise ConfigError(f"--device {device}: no CUDA device is available here. Use --device cpu.")
     if name in PRESETS:
         return CloudRemover.from_preset(name, device=device), name
-    return CloudRemover.from_pretrained(name, device=device), Path(name).stem if Path(name).is_file() else name
+    return CloudRemover.from_pretrained(name, device=device), _shown_name(name)
+
+
+def _shown_name(name: str) -> str:
+    """Return what results call a model: a file by its name; all runs call theirs model.safetensors, so by the run."""
+    from sader.checkpoint import HUB_FILE
+
+    path = Path(name) / HUB_FILE if Path(name).is_dir() else Path(name)
+    if not path.is_file():
+        return name
+    return path.stem if path.stem != "model" else f"{path.resolve().parent.name}/{path.stem}"

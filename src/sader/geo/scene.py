@@ -47,6 +47,8 @@ __all__ = [
 
 
 CACHE_BYTES = 256 * 2**20
+HARDLY_CLEAR = 0.01
+"""Part of a date's pixels: where no date shows more than this clearly, everything is guessed."""
 
 
 @dataclass(frozen=True)
@@ -131,6 +133,11 @@ def clear_scene(
             if work.note:
                 strips = f" ({work.strips} of {len(job.starts)} strips of rows are done)" if work.strips else ""
                 say(work.note + strips)
+            if (look.clear_share <= HARDLY_CLEAR * look.valid.mean(axis=(1, 2))).all():
+                say(
+                    f"clouds hide {1 - HARDLY_CLEAR:.0%} of every date and more, so the result is a guess. If the "
+                    "images look clear, check their scale and offset (--scale, --offset), or give masks (--mask)."
+                )
             try:
                 files = job.run(work, progress, say)
             except SaderError as error:

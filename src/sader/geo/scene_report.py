@@ -19,7 +19,7 @@ from sader._version import __version__
 from sader.errors import require
 from sader.geo.look import Look, take_look
 from sader.geo.preview import COLOURS, SPREAD_SCALE
-from sader.geo.raster import reading
+from sader.geo.raster import open_raster, reading
 from sader.geo.stack import GeoStack
 from sader.geo.strips import RECONSTRUCTED
 from sader.geo.values import decode
@@ -229,7 +229,6 @@ def _reflectance(path: str, shape: tuple[int, int], stack: GeoStack) -> NDArray[
 
 def _numbers(path: str, shape: tuple[int, int]) -> NDArray[np.generic]:
     """Return a small version (C, h, w) of a result, from its overviews."""
-    rasterio = require("rasterio", extra="geo", purpose="reading GeoTIFF")
-    with reading(path), rasterio.open(path) as dataset:
+    with reading(path), open_raster(path) as dataset:
         numbers: NDArray[np.generic] = dataset.read(out_shape=(dataset.count, *shape))
     return numbers

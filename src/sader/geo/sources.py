@@ -5,20 +5,27 @@ Nothing is read but headers. What is left out is said, never dropped in silence.
 
 from __future__ import annotations
 
+import re
+from collections import Counter
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from sader.errors import BandError, DataError
 from sader.geo.bandnames import band_in_filename, parse_bands
-from sader.geo.geotiff import RASTERS, open_geotiff
-from sader.geo.raster import opened, reading
+from sader.geo.geotiff import RASTERS, date_in, open_geotiff
+from sader.geo.raster import GeoTiffSource, opened, reading, shown
 from sader.geo.sentinel2 import is_safe
+from sader.geo.stac_assets import locate
 from sader.geo.stac_files import items_in
 from sader.geo.stack import DateSource
 
 Notice = Callable[[str], None]
 SIDE_FILES = ("_mask", "_cloudmask", "_label", "_scl", "_uncertainty", "_count", "_provenance", "_cld", "_aot", "_wvp")
 """Endings of names that are masks or results beside an acquisition, no acquisition themselves."""
+_VIRTUAL = re.compile(r"/vsi[a-z0-9_]+[/?]|[a-z][a-z0-9+.-]+://", re.IGNORECASE)
+"""What GDAL opens without a file of that name: /vsizip/all.zip/a.tif, https://host/a.tif, s3://bucket/a.tif."""
+_LANDSAT = re.compile(r"L[COTEM]0[1-9]_L[12]", re.IGNORECASE)
 
 
 def open_sources(
@@ -32,6 +39,8 @@ def open_sources(
 ) -> list[DateSource]:
     """Return the acquisitions found in files, folders, .SAFE products and STAC items, in the order given; items last.
 
+    A file may also be an address (https://, s3://) or a path inside an archive (/vsizip/all.zip/a.tif).
+
     A folder's files are sorted by name; files of one band each are put together by the rest of their names.
     bands: names or a preset: what the bands of plain files are, and which of a product's or an item's are wanted.
     mask: see `sader.geo.cloudmask`.
@@ -44,13 +53,20 @@ def open_sources(
     seen: set[str] = set()
     catalogue: list[Path] = []
     for entry in inputs:
-        path = Path(entry)
-        key = str(path.resolve())
+        if not str(entry).strip():
+            # Path("") is the current folder; an empty shell variable should not mean it.
+            raise DataError("an input is empty; name a GeoTIFF, a folder, a .SAFE product or a STAC item.")
+        virtual = isinstance(entry, str) and _VIRTUAL.match(entry) is not None
+        path = Path(shown(str(entry)))
+        key = str(entry) if virtual else str(path.resolve())
         if key in seen:
             said(f"{path.name} was given twice; it counts once.")
             continue
         seen.add(key)
-        if _holds_items(path):
+        if virtual:
+            where = str(entry)
+            found += _open_file(locate(where, "") if "://" in where else where, names, offset, scale, said)
+        elif _holds_items(path):
             catalogue.append(path)
         else:
             found += _open(path, names, offset, scale, said)
@@ -59,6 +75,7 @@ def open_sources(
 
         # Together: one item may be in several files, and neighbouring tiles of one overpass are one date.
         found += open_items(catalogue, offset=offset, bands=names, notice=said)
+    found = told_apart(found)
     if mask is not None:
         from sader.geo.cloudmask import with_masks
 
@@ -77,10 +94,39 @@ def _open(
         return [open_safe(path, offset=offset, bands=bands, notice=said)]
     if path.is_dir():
         return _open_folder(path, bands, offset, scale, said)
-    source, notices = open_geotiff(path, bands=bands, offset=offset, scale=scale)
+    if path.suffix.lower() == ".zip":
+        raise DataError(
+            f"{path} is a zip archive; expected what is in it. Unpack it, or name a raster inside it: "
+            f"/vsizip/{path}/NAME.tif."
+        )
+    return _open_file(path, bands, offset, scale, said)
+
+
+def _open_file(
+    path: str | Path, bands: tuple[str, ...] | None, offset: str | float | None, scale: float | None, said: Notice
+) -> list[DateSource]:
+    name = re.split(r"[/!]", shown(str(path)))[-1] if isinstance(path, str) else path.name
+    source, notices = open_geotiff(path, bands=bands, offset=offset, scale=scale, name=name)
     for text in notices:
         said(text)
     return [source]
+
+
+def told_apart(sources: Sequence[DateSource]) -> list[DateSource]:
+    """Return the sources; files of one name in several folders are named with their folder, and dated by it.
+
+    2022-03-10/image.tif and 2022-05-13/image.tif are how many programs store a series.
+    """
+    counts = Counter(source.name for source in sources)
+    return [
+        _with_folder(source) if counts[source.name] > 1 and isinstance(source, GeoTiffSource) else source
+        for source in sources
+    ]
+
+
+def _with_folder(source: GeoTiffSource) -> GeoTiffSource:
+    folder = Path(source.files[0].path).parent.name
+    return replace(source, name=f"{folder}/{source.name}", date=source.date or date_in(folder))
 
 
 def _holds_items(path: Path) -> bool:
@@ -115,6 +161,13 @@ def _open_folder(
         )
     sources: list[DateSource] = []
     single = {path: split for path in files if (split := band_in_filename(path.stem)) is not None and _count(path) == 1}
+    foreign = [path for path in single if _LANDSAT.match(path.name)]
+    if foreign:
+        raise BandError(
+            f"{foreign[0].name} is Landsat's, whose band numbers mean other bands than Sentinel-2's (B5 is near "
+            "infrared there). Write one file per date with the names blue, green, red, nir and the scale in its tags, "
+            "and give those."
+        )
     for path in files:
         if path not in single:
             sources += _open(path, bands, offset, scale, said)
@@ -162,4 +215,4 @@ def _count(path: Path) -> int:
 
 
 def _few(paths: Sequence[Path]) -> str:
-    return ", ".join(path.name for path in paths[:3]) + (" ..." if len(paths) > 3 else "")
+    return ", ".join(path.name for path in paths[:3]) + (f" and {len(paths) - 3} more" if len(paths) > 3 else "")

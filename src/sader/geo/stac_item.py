@@ -15,9 +15,9 @@ from typing import Any
 from sader._version import __version__
 from sader.checkpoint import write_atomically
 from sader.errors import require
-from sader.geo.raster import grid_of, reading
+from sader.geo.raster import grid_of, open_raster, reading
 from sader.geo.sentinel2 import BANDS
-from sader.geo.stack import DateSource, Grid
+from sader.geo.stack import DateSource, Grid, ValueCoding
 
 EXTENSIONS = (
     "https://stac-extensions.github.io/projection/v2.0.0/schema.json",
@@ -38,17 +38,20 @@ def write_item(
     assets: Mapping[str, str | Path] | None = None,
     processing: Mapping[str, Any] | None = None,
     path: str | Path | None = None,
+    coding: ValueCoding | None = None,
 ) -> Path:
     """Write the item of `result` and return its path: `result` with the ending .json unless `path` is given.
 
     sources: the dates it was made from; they become derived_from links. reference: the date that was cleaned, whose
     time is the item's; without one the item covers the time from the first date to the last.
     assets: name -> further files, such as uncertainty or preview. processing: more properties, such as the model's name
-    under "sader:model".
+    under "sader:model". coding: how the values were written, which a file need not say itself; None = what it says.
     """
     result = Path(result)
     target = result.with_suffix(".json") if path is None else Path(path)
-    item = build_item(result, sources=sources, reference=reference, assets=assets, processing=processing, at=target)
+    item = build_item(
+        result, sources=sources, reference=reference, assets=assets, processing=processing, at=target, coding=coding
+    )
     text = json.dumps(item, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
     write_atomically(target, text.encode())
     return target
@@ -62,9 +65,10 @@ def build_item(
     assets: Mapping[str, str | Path] | None,
     processing: Mapping[str, Any] | None,
     at: Path,
+    coding: ValueCoding | None = None,
 ) -> dict[str, Any]:
     """Return the item as plain values; `at` is where it will lie, to which references are relative."""
-    data, grid = _data_asset(result, at)
+    data, grid = _data_asset(result, at, coding)
     geometry, bbox = _footprint(grid)
     item: dict[str, Any] = {
         "type": "Feature",
@@ -93,16 +97,17 @@ def build_item(
     return item
 
 
-def _data_asset(result: Path, at: Path) -> tuple[dict[str, Any], Grid]:
-    rasterio = require("rasterio", extra="geo", purpose="describing the result")
-    with reading(str(result)), rasterio.open(result) as dataset:
+def _data_asset(result: Path, at: Path, coding: ValueCoding | None) -> tuple[dict[str, Any], Grid]:
+    with reading(str(result)), open_raster(result) as dataset:
         grid = grid_of(dataset)
         bands = []
         for number in range(dataset.count):
             name = dataset.descriptions[number] or f"band {number + 1}"
             band: dict[str, Any] = {"name": name, **_spectral(name)}
-            band["raster:scale"] = float(dataset.scales[number])
-            band["raster:offset"] = float(dataset.offsets[number])
+            # A file of counts often says no scale, and GDAL then answers 1: readers of the item would take 1234 for
+            # the reflectance.
+            band["raster:scale"] = float(dataset.scales[number]) if coding is None else coding.scale
+            band["raster:offset"] = float(dataset.offsets[number]) if coding is None else coding.offset
             bands.append(band)
         asset: dict[str, Any] = {
             "href": _relative(result, at),
@@ -142,8 +147,7 @@ def _side_asset(name: str, file: Path, at: Path) -> dict[str, Any]:
     asset["type"] = MEDIA.get(file.suffix.lower(), "application/octet-stream")
     asset["roles"] = ["overview", "visual"] if file.suffix.lower() in (".png", ".jpg") else ["data", "metadata"]
     if file.suffix.lower() in (".tif", ".tiff") and file.exists():
-        rasterio = require("rasterio", extra="geo", purpose="describing the result")
-        with reading(str(file)), rasterio.open(file) as dataset:
+        with reading(str(file)), open_raster(file) as dataset:
             asset.update(_numbers(dataset))
             asset["bands"] = [{"name": text or f"band {at_}"} for at_, text in enumerate(dataset.descriptions, start=1)]
     return asset

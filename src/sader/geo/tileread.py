@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -60,7 +61,7 @@ def read_tile(
     return TileRead(window, dates, extra, cloudy, change)
 
 
-def read_ahead(windows: Sequence[Window], read: Callable[[Window], TileRead], *, ahead: int) -> Iterator[TileRead]:
+def read_ahead(windows: Sequence[Window], read: Callable[[Window], TileRead], *, ahead: int) -> Generator[TileRead]:
     """Yield windows as they are read by one thread, `ahead` of them before their turn."""
     with ThreadPoolExecutor(1, thread_name_prefix="sader-read") as pool:
         queue = []
@@ -74,4 +75,5 @@ def read_ahead(windows: Sequence[Window], read: Callable[[Window], TileRead], *,
         finally:
             for waiting in queue:
                 waiting.cancel()
-            pool.submit(close_files)
+            with suppress(RuntimeError):  # the program is ending after an error, and takes no more work
+                pool.submit(close_files)
