@@ -146,7 +146,7 @@ def describe(name: str, *, dates: int = 3, size: int = 256) -> ModelInfo | Rival
     how |= {"sigma_max": config.diffusion.sigma_max, "sigma_min": config.diffusion.sigma_min}
     untrained = "none: a preset is an untrained network"
     return ModelInfo(
-        name=name if kind == "preset" else config.name if Path(name).is_file() else name,
+        name=name,
         kind=kind,
         trained=kind == "weights",
         bands=config.network.bands,

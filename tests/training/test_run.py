@@ -16,6 +16,7 @@ import torch
 
 from sader.checkpoint import load_checkpoint
 from sader.errors import ConfigError, TrainingError
+from sader.training.card import parent_card
 from sader.training.config import (
     RunConfig,
     TrainConfig,
@@ -189,6 +190,8 @@ def test_fine_tuning_starts_from_the_given_weights(tiny: list[str], shards: Path
     )
     first, second = load_checkpoint(weights).model.state_dict(), load_checkpoint(tuned).model.state_dict()
     assert all(torch.equal(first[name], second[name]) for name in first)
+    assert load_checkpoint(tuned).card["parent"].startswith(f"{weights} (SHA-256 ")
+    assert "parent" not in load_checkpoint(weights).card
     other = config_of(tiny, shards, "model.network.emb_width=32")
     with pytest.raises(TrainingError, match=r"another network: model\.network\.emb_width: 16 -> 32"):
         fit(other, tmp_path / "other", init_from=str(weights), progress=False)
@@ -237,3 +240,17 @@ def test_config_files_bases_and_overrides(tmp_path: Path) -> None:
         resolve(path)
     with pytest.raises(ConfigError, match="no preset given"):
         run_training(None, tmp_path / "x")
+
+
+def test_weights_trained_further_say_what_they_come_from() -> None:
+    parent = parent_card("sader-s2-rgbn")
+    assert parent["parent"].startswith("sader-s2-rgbn (SHA-256 ")
+    assert "CloudSEN12" in parent["parent_training_data"]
+    assert parent["parent_licence"] == "Apache-2.0"
+    assert "Copernicus" in parent["attribution"]
+
+
+def test_resuming_what_is_not_there_says_so(tmp_path: Path) -> None:
+    with pytest.raises(TrainingError, match=r"there is no run at .*nowhere .*leave out --resume"):
+        run_training(None, tmp_path / "nowhere", resume=True)
+    assert not (tmp_path / "nowhere").exists()

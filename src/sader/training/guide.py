@@ -28,6 +28,7 @@ from sader.model.guide import (
     random_block_mask,
     save_guide,
 )
+from sader.training.card import count_sources, make_card
 from sader.training.config import TrainConfig, read_yaml
 from sader.training.feed import Maker
 from sader.training.module import TrainingModule
@@ -35,9 +36,7 @@ from sader.training.run import (
     CONFIG_FILE,
     check_shards,
     choose_device,
-    count_sources,
     is_main_process,
-    make_card,
     prepare_folder,
     run_module,
     uses_bf16,

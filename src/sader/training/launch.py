@@ -9,7 +9,7 @@ from pathlib import Path
 from sader.baselines.registry import model_from_dict
 from sader.checkpoint import find_checkpoint, read_header
 from sader.config import parse_override
-from sader.errors import ConfigError
+from sader.errors import ConfigError, TrainingError
 from sader.training.config import RunConfig, load_run_config, merged, resolve
 from sader.training.run import CONFIG_FILE, fit
 
@@ -51,4 +51,9 @@ def _config(
     if init is not None:
         path = find_checkpoint(init)
         return resolve(model_from_dict(read_header(path)["config"], where=f"{path.name}: config"), overrides)
+    if resume:
+        raise TrainingError(
+            f"there is no run at {run_dir} (no {CONFIG_FILE} in it). Name the folder of a run with --run, or leave out "
+            "--resume to start one."
+        )
     raise ConfigError("no preset given; name one (such as small), a YAML file, --init WEIGHTS, or --resume a run.")

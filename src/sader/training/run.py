@@ -8,12 +8,8 @@ from __future__ import annotations
 
 import dataclasses
 import logging
-import subprocess
-import sys
 import warnings
-from collections import Counter
 from collections.abc import Callable, Sequence
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +20,6 @@ from pytorch_lightning.strategies import DDPStrategy
 from pytorch_lightning.utilities.rank_zero import rank_zero_only
 from torch.utils.data import DataLoader
 
-from sader._version import __version__
 from sader.baselines.protocol import Rival
 from sader.checkpoint import build_model, find_checkpoint, load_checkpoint, save_checkpoint, write_atomically
 from sader.config import to_dict
@@ -32,6 +27,7 @@ from sader.data.bank import SeriesBank, SeriesMaker
 from sader.data.shards import shard_files
 from sader.diffusion import Denoiser
 from sader.errors import TrainingError
+from sader.training.card import count_sources, make_card, parent_card
 from sader.training.config import RunConfig, TrainConfig, differing_keys, load_run_config, save_run_config
 from sader.training.feed import Maker
 from sader.training.log import Bar, CsvLog
@@ -137,7 +133,7 @@ def prepare_folder(config: Any, run_dir: Path, *, resume: bool, load: Callable[[
         if different:
             raise TrainingError(
                 f"{run_dir} was started with another config: {'; '.join(different)}. Go on with the old values, or "
-                "start a new run in another folder."
+                f"start a new run in another folder (--init {run_dir / MODEL_FILE} begins with what it learned)."
             )
         drop_partial_files(run_dir)
         return
@@ -246,6 +242,7 @@ class _Run:
         self.denoiser = denoiser
         self.objective: LossOf = RivalObjective() if isinstance(denoiser, Rival) else Objective(config.objective)
         self.sources: dict[str, int] = {}
+        self.parent = {} if config.train.init is None else parent_card(config.train.init)
         self.validation: Maker | None = None
 
     def make_maker(self, device: torch.device) -> Maker:
@@ -299,7 +296,7 @@ class _Run:
     def export(self, module: TrainingModule) -> None:
         """Write the averaged weights with their card as model.safetensors."""
         train = self.config.train
-        card = make_card(module, self.sources)
+        card = make_card(module, self.sources) | self.parent
         if not isinstance(self.denoiser, Rival):  # a rival's losses are its own
             card |= {"objective": to_dict(self.config.objective)}
         with module.ema.applied():
@@ -310,49 +307,3 @@ class _Run:
                 card=card,
                 dtype=torch.float16 if train.half else torch.float32,
             )
-
-
-def count_sources(bank: SeriesBank) -> dict[str, int]:
-    """Return how many series of each source the bank holds."""
-    return dict(Counter(name.split("/")[0] for name in bank.names))
-
-
-def make_card(module: TrainingModule, sources: dict[str, int]) -> dict[str, Any]:
-    """Return what is known about the training so far; `sources` counts the series of each source."""
-    train = module.config
-    return {
-        "command": " ".join(_command()),
-        "commit": git_commit(),
-        "date": datetime.now(UTC).strftime("%Y-%m-%d"),
-        "sader": __version__,
-        "torch": torch.__version__,
-        "device": torch.cuda.get_device_name(module.device) if module.device.type == "cuda" else "cpu",
-        "steps": module.steps_done,
-        "seconds": round(module.elapsed, 1),
-        "series_seen": module.steps_done * train.batch_size * train.accumulate,
-        "data": dict(sources),
-        "last": {name: round(value, 5) for name, value in module.latest.items()},
-        "train": to_dict(train),
-    }
-
-
-def _command() -> list[str]:
-    """Return the command as typed; the program's own path says nothing to others."""
-    program = Path(sys.argv[0]).name
-    return ["python -m sader.training" if program == "__main__.py" else program, *sys.argv[1:]]
-
-
-def git_commit() -> str | None:
-    """Return the commit of the source tree, with "+" where files differ from it; None outside a repository."""
-    here = Path(__file__).parent
-    try:
-        commit = subprocess.run(
-            ["git", "rev-parse", "HEAD"], cwd=here, capture_output=True, text=True, check=True, timeout=10
-        ).stdout.strip()
-        dirty = subprocess.run(
-            ["git", "status", "--porcelain", "--untracked-files=no", "."],
-            cwd=here, capture_output=True, text=True, check=True, timeout=10,
-        ).stdout.strip()  # fmt: skip
-    except (OSError, subprocess.SubprocessError):
-        return None
-    return commit + ("+" if dirty else "")
