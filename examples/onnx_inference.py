@@ -21,6 +21,8 @@ cloudy = np.pad(cloudy, [(0, 0)] * 3 + [(0, rows), (0, cols)], mode="reflect")
 valid = np.ones_like(cloudy[:, :, 0], dtype=bool)  # False where a date has no data
 cloud = np.full_like(cloudy[:, :, 0], np.nan)  # 1 cloud or shadow, 0 clear, NaN: the model finds out
 noise = np.random.default_rng(1).standard_normal(cloudy[:, :1].shape, dtype="float32")
+blocks = noise.reshape(*noise.shape[:3], noise.shape[3] // 8, 8, noise.shape[4] // 8, 8)
+noise = (blocks - blocks.mean(axis=(4, 6), keepdims=True)).reshape(noise.shape)  # slow changes would tint the image
 inputs = {"cloudy": cloudy, "valid": valid, "cloud": cloud, "reference": np.array([0]), "noise": noise}
 clear, used, error = session.run(None, inputs | {"band_present": np.ones((1, bands), dtype=bool)})
 clear = np.where((used[:, :1] < 0.5) & valid[:, :1], cloudy[:, 0], clear.clip(0))  # date 0 keeps its clear pixels

@@ -7,28 +7,50 @@ import pytest
 import torch
 
 from sader.noisefield import NoiseField, sample_seeds
+from sader.pipeline import CloudRemover
 from sader.tiling import Window
 
 EDGE = 2**31 - 40
 """Where 32-bit arithmetic with places would go wrong."""
 
 
+@pytest.mark.parametrize("balanced", [False, True])
 @pytest.mark.parametrize(
     "window", [Window(0, 0, 5, 7), Window(60, 62, 9, 4), Window(17, 100, 111, 30), Window(128, 0, 64, 64)]
 )
-def test_noise_belongs_to_the_place_not_to_the_window(window):
-    field = NoiseField(3)
+def test_noise_belongs_to_the_place_not_to_the_window(window, balanced):
+    field = NoiseField(3, balanced=balanced)
     whole = field.window(Window(0, 0, 200, 150), channels=3, draw=2)
     part = field.window(window, channels=3, draw=2)
     assert torch.equal(part, whole[(slice(None), *window.slices)])
 
 
-def test_a_batch_of_windows_is_the_windows():
+@pytest.mark.parametrize("balanced", [False, True])
+def test_a_batch_of_windows_is_the_windows(balanced):
     windows = [Window(5, 9, 20, 33), Window(70, 0, 20, 33), Window(EDGE, EDGE, 20, 33)]
-    together = NoiseField(8).windows(windows, channels=3, draw=1)
+    field = NoiseField(8, balanced=balanced)
+    together = field.windows(windows, channels=3, draw=1)
     assert together.shape == (3, 3, 20, 33)
     for one, window in zip(together, windows, strict=True):
-        assert torch.equal(one, NoiseField(8).window(window, channels=3, draw=1))
+        assert torch.equal(one, field.window(window, channels=3, draw=1))
+
+
+def test_balanced_noise_is_the_same_grain_without_slow_changes():
+    window = Window(3, 5, 256, 256)
+    white = NoiseField(6).window(window, channels=2, draw=0)
+    noise = NoiseField(6, balanced=True).window(window, channels=2, draw=0)
+    blocks = noise[:, 5:-3, 3:-5].unfold(1, 8, 8).unfold(2, 8, 8)  # those of the scene, not of the window
+    assert blocks.mean(dim=(-2, -1)).abs().max() < 1e-6
+    assert noise.std() == pytest.approx(1, abs=0.01)
+    assert np.corrcoef(noise.ravel(), white.ravel())[0, 1] > 0.98
+    slow = [torch.nn.functional.avg_pool2d(one[None], 64)[0].std() for one in (white, noise)]
+    assert slow[1] < 0.5 * slow[0]
+
+
+@pytest.mark.parametrize(("steps", "balanced"), [(1, True), (4, False)])
+def test_only_one_step_from_a_composite_takes_balanced_noise(steps, balanced):
+    assert CloudRemover.from_preset("small", device="cpu").noise_field(0, steps).balanced == balanced
+    assert not CloudRemover.from_preset("pix2pix", device="cpu").noise_field(0, steps).balanced
 
 
 def test_noise_differs_by_seed_and_draw_and_place_and_channel():

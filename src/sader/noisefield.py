@@ -24,6 +24,8 @@ _LONG_SHIFTS = (30, 27, 31)
 _LONG_FACTORS = (np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB))
 _APART = np.uint64(0x9E3779B97F4A7C15)
 """Between the words of neighbouring lines before they are mixed."""
+BLOCK = 8
+"""Edge of the blocks in which balanced noise adds up to 0."""
 
 
 def sample_seeds(seed: int, samples: int) -> list[int]:
@@ -32,10 +34,15 @@ def sample_seeds(seed: int, samples: int) -> list[int]:
 
 
 class NoiseField:
-    """Standard normal noise over the whole plane."""
+    """Standard normal noise over the whole plane.
 
-    def __init__(self, seed: int) -> None:
-        self.seed = seed
+    balanced: the noise of every block of 8 x 8 pixels adds up to 0. Where one step makes the image, slow changes of the
+    noise come through as changes of its brightness; without them it has the same grain and less error
+    (MODELS.md, "What was tried").
+    """
+
+    def __init__(self, seed: int, *, balanced: bool = False) -> None:
+        self.seed, self.balanced = seed, balanced
 
     def window(self, window: Window, *, channels: int, draw: int, device: torch.device | str = "cpu") -> Tensor:
         """Return the noise (channels, h, w) of a window of a draw (0 = start, 1.. = resampling)."""
@@ -45,6 +52,23 @@ class NoiseField:
         self, windows: Sequence[Window], *, channels: int, draw: int, device: torch.device | str = "cpu"
     ) -> Tensor:
         """Return the noise (B, channels, h, w) of windows of one size; see `window`."""
+        if not self.balanced:
+            return self._white(windows, channels, draw, device)
+        # Whole blocks around the windows, as many for every place of a window among them.
+        height, width = (-(-edge // BLOCK) * BLOCK + BLOCK for edge in (windows[0].height, windows[0].width))
+        around = [Window(w.row // BLOCK * BLOCK, w.col // BLOCK * BLOCK, height, width) for w in windows]
+        blocks = self._white(around, channels, draw, device).unflatten(3, (-1, BLOCK)).unflatten(2, (-1, BLOCK))
+        blocks -= blocks.mean(dim=(3, 5), keepdim=True)
+        blocks *= math.sqrt(BLOCK**2 / (BLOCK**2 - 1))
+        made = blocks.flatten(4, 5).flatten(2, 3)
+        return torch.stack(
+            [
+                one[:, w.row - a.row : w.row - a.row + w.height, w.col - a.col : w.col - a.col + w.width]
+                for one, w, a in zip(made, windows, around, strict=True)
+            ]
+        )
+
+    def _white(self, windows: Sequence[Window], channels: int, draw: int, device: torch.device | str) -> Tensor:
         # One pair of words gives two independent numbers (Box and Muller): bands come in pairs.
         pairs = -(-channels // 2)
         rows = torch.from_numpy(self._words([range(w.row, w.row + w.height) for w in windows], pairs, draw, axis=0))

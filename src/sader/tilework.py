@@ -117,7 +117,7 @@ class TileWork:
                 more["days"] = joined("days")
             quick = []
             for one in sample_seeds(seed, samples):
-                noise = self._noise(cloudy.shape, places, one)
+                noise = self._noise(cloudy.shape, places, one, steps)
                 quick.append(to_reflectance(sampler(cloudy, noise, steps=steps, resamplings=resamplings, **more)))
             ticks.add(len(windows) * (1 + steps * samples))
             found = torch.stack(quick)[..., :height, :width].cpu().numpy()
@@ -183,7 +183,7 @@ class TileWork:
             )
         height, width = tiles[0].cloudy.shape[-2:]
         change = None if tiles[0].change is None else joined("change")
-        fields = [NoiseField(one) for one in sample_seeds(seed, samples)]
+        fields = [self.noise_field(one, steps) for one in sample_seeds(seed, samples)]
         noises = [
             field.windows(places, channels=len(self.bands), draw=0, device=self.device)[:, None] for field in fields
         ]
@@ -333,7 +333,7 @@ class TileWork:
         return sample(
             lambda x, sigma: self.denoiser(x, sigma, condition),
             mean,
-            self._noise(mean.shape, windows, seed),
+            self._noise(mean.shape, windows, seed, steps),
             sigmas,
             alpha=diffusion.alpha,
             initial=mean if self.config.network.composite else 0.0,
@@ -342,9 +342,13 @@ class TileWork:
             callback=lambda step, image: ticks.add(len(windows)),
         )
 
-    def _noise(self, shape: Sequence[int], windows: Sequence[Window], seed: int) -> NoiseSource:
+    def noise_field(self, seed: int, steps: int) -> NoiseField:
+        """Return the noise of a sample; balanced where one step makes the image from a composite."""
+        return NoiseField(seed, balanced=steps == 1 and self.rival is None and self.config.network.composite)
+
+    def _noise(self, shape: Sequence[int], windows: Sequence[Window], seed: int, steps: int) -> NoiseSource:
         """Return the source of noise (tiles, S, C, h, w) at the places of the tiles."""
-        field = NoiseField(seed)
+        field = self.noise_field(seed, steps)
 
         def noise(draw: int) -> Tensor:
             made = field.windows(windows, channels=shape[1] * shape[2], draw=draw, device=self.device)

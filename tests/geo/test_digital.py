@@ -253,7 +253,7 @@ def test_places_apart_from_each_other(stack, tiny):
         window = windows[slot]
         cloudy, valid = (getattr(stack.read(window), name) for name in ("cloudy", "valid"))
         wanted = np.where(valid[0], for_network(cloudy[0]), np.float32(0.5))
-        wanted = wanted + NoiseField(3).window(window, channels=4, draw=0).numpy()
+        wanted = wanted + NoiseField(3, balanced=True).window(window, channels=4, draw=0).numpy()
         assert np.array_equal(room.planes[slot].numpy(), wanted)
         assert np.array_equal(tiles.valid(room, slot), valid)
         assert np.array_equal(tiles.reflectance(room, slot, 1), cloudy[1])

@@ -23,7 +23,7 @@ from sader.geo.stack import GeoStack, ValueCoding
 from sader.geo.strips import Channels
 from sader.geo.values import decode, is_data
 from sader.inputs import HIGHEST, LOWEST
-from sader.noisefield import NoiseField, sample_seeds
+from sader.noisefield import sample_seeds
 from sader.pipeline import CloudRemover
 from sader.scenematch import SceneMatch
 from sader.tiling import Window
@@ -115,7 +115,7 @@ class DigitalTiles:
         cloudy, valid = decoded(room.numbers[which].to(device, non_blocking=True), codings)
         bands = len(self.stack.bands)
         noise = [
-            NoiseField(seed).windows(windows, channels=bands, draw=0, device=device)[:, None]
+            self.remover.noise_field(seed, self.steps).windows(windows, channels=bands, draw=0, device=device)[:, None]
             for seed in sample_seeds(self.seed, self.samples)
         ]
         cloud = torch.full(valid.shape, torch.nan, device=device)
