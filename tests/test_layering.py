@@ -35,6 +35,7 @@ LAYERS: list[tuple[str, tuple[str, ...]]] = [
             "inputs",
             "tiling",
             "noisefield",
+            "finder",
             "pipeline",
             "removal",
             "tilework",

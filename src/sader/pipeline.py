@@ -65,11 +65,6 @@ class CloudRemover(TileWork):
         """The network with all its weights, SADER's own or a rival's."""
         return self.denoiser if self.rival is None else self.rival
 
-    @property
-    def has_cloud_head(self) -> bool:
-        """Whether the model can find clouds by itself."""
-        return self.rival is None and self.network.cloud_head is not None
-
     def __call__(
         self,
         cloudy: ArrayLike,

@@ -15,12 +15,14 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from sader.bands import BANDS_RGBN
 from sader.baselines.backend import rival_images
 from sader.baselines.protocol import Rival
 from sader.checkpoint import Checkpoint, shipped_guide
 from sader.config import ModelConfig, SamplingConfig
 from sader.data.series import to_model_range, to_reflectance
 from sader.errors import ConfigError
+from sader.finder import four_bands, load_finder, sees_too_little
 from sader.inputs import PreparedSeries
 from sader.model.contrast import with_contrast
 from sader.model.matching import match_dates
@@ -63,6 +65,11 @@ class TileWork:
         else:
             assert isinstance(model.network, MTCDN)
             self.denoiser, self.network = model, model.network
+
+    @property
+    def has_cloud_head(self) -> bool:
+        """Whether the model can find clouds by itself."""
+        return self.rival is None and self.network.cloud_head is not None
 
     @property
     def states_error(self) -> bool:
@@ -183,12 +190,17 @@ class TileWork:
             )
         height, width = tiles[0].cloudy.shape[-2:]
         change = None if tiles[0].change is None else joined("change")
+        cloud = joined("cloud")
+        if bool(cloud.isnan().any()) and self.needs_finder(joined("band_present")):
+            with torch.inference_mode():
+                frames = to_model_range(joined("cloudy"))
+                cloud = self._cloud(frames, joined("valid"), cloud, joined("band_present"), joined("reference"))
         fields = [self.noise_field(one, steps) for one in sample_seeds(seed, samples)]
         noises = [
             field.windows(places, channels=len(self.bands), draw=0, device=self.device)[:, None] for field in fields
         ]
         images, made = self.graph_images(
-            cloudy=joined("cloudy"), valid=joined("valid"), cloud=joined("cloud"), reference=joined("reference"),
+            cloudy=joined("cloudy"), valid=joined("valid"), cloud=cloud, reference=joined("reference"),
             noises=noises, band_present=joined("band_present"),
             change=change, steps=steps,
         )  # fmt: skip
@@ -312,10 +324,25 @@ class TileWork:
         """Return the cloud probability (B, T, H, W): the given masks, the model's estimate where they are NaN."""
         if not given.isnan().any():
             return given
+        network = self.network
+        if self.needs_finder(band_present):
+            assert self._finder is not None
+            network = self._finder
+            cloudy, band_present = four_bands(self.bands, cloudy, band_present)
         return used_cloud(
-            self.network, cloudy, valid, given, band_present, reference,
+            network, cloudy, valid, given, band_present, reference,
             threshold=self.options.cloud_threshold, growth=self.options.mask_growth,
         )  # fmt: skip
+
+    def needs_finder(self, band_present: Tensor) -> bool:
+        """Whether too few of the model's bands (B, C) are there for its own cloud head, and the finder knows better."""
+        if not self.has_cloud_head or len(self.bands) <= len(BANDS_RGBN):
+            return False
+        return sees_too_little(self.bands, band_present.all(dim=0).tolist()) and self._finder is not None
+
+    @cached_property
+    def _finder(self) -> MTCDN | None:
+        return load_finder(self.device, multiple=self.config.network.multiple)
 
     def _sample(
         self,

@@ -21,9 +21,6 @@ if TYPE_CHECKING:
 
 ALL_BANDS_MODEL = "sader-s2-msi"
 """Shipped weights for scenes with more than `BANDS_RGBN`; it goes without those that a scene has not."""
-FEW_BANDS = 8
-"""With fewer it takes more clear land for cloud, or misses more cloud, than the model of four bands does."""
-
 SMALL_TILE = 64
 """Edge in pixels below which tiles are too small to be meant."""
 
@@ -227,6 +224,7 @@ def choose_model(sources: Sequence[DateSource], bands: Sequence[str] | None, say
 
     bands: those the user named, None for all.
     """
+    from sader.finder import ENOUGH_BANDS, FINDER, sees_too_little
     from sader.pipeline import DEFAULT_MODEL
 
     common = [band for band in sources[0].bands if all(band in source.bands for source in sources)]
@@ -237,11 +235,14 @@ def choose_model(sources: Sequence[DateSource], bands: Sequence[str] | None, say
         f"the model is {ALL_BANDS_MODEL}, because the files have {', '.join(more)} too. For a map of "
         f"{', '.join(BANDS_RGBN)} alone, which is faster: --model {DEFAULT_MODEL}."
     )
-    known = [band for band in common if band in BANDS_13 and (bands is None or band in bands)]
-    if len(known) < FEW_BANDS:
+    known = [band in common and (bands is None or band in bands) for band in BANDS_13]
+    if sees_too_little(BANDS_13, known):
+        say(f"of its {len(BANDS_13)} bands {sum(known)} are there: where no masks are, {FINDER} finds the clouds.")
+    elif sum(known) < ENOUGH_BANDS * len(BANDS_13):
+        missing = [band for band in BANDS_RGBN if band not in common or (bands is not None and band not in bands)]
         say(
-            f"with {len(known)} of its {len(BANDS_13)} bands {ALL_BANDS_MODEL} finds clouds less well than "
-            f"{DEFAULT_MODEL}. Where the files bring no masks, take that one, or give masks (--mask)."
+            f"with {sum(known)} of its {len(BANDS_13)} bands, {', '.join(missing)} not among them, {ALL_BANDS_MODEL} "
+            "finds clouds badly: give masks (--mask) where the files bring none."
         )
     return ALL_BANDS_MODEL
 
