@@ -191,7 +191,8 @@ class TileWork:
         height, width = tiles[0].cloudy.shape[-2:]
         change = None if tiles[0].change is None else joined("change")
         cloud = joined("cloud")
-        if bool(cloud.isnan().any()) and self.needs_finder(joined("band_present")):
+        # Of the tiles, not of what is on the device: asking that would wait for it.
+        if self.needs_finder(torch.cat([tile.band_present for tile in tiles])) and bool(cloud.isnan().any()):
             with torch.inference_mode():
                 frames = to_model_range(joined("cloudy"))
                 cloud = self._cloud(frames, joined("valid"), cloud, joined("band_present"), joined("reference"))
