@@ -191,8 +191,8 @@ class TileWork:
         height, width = tiles[0].cloudy.shape[-2:]
         change = None if tiles[0].change is None else joined("change")
         cloud = joined("cloud")
-        # Of the tiles, not of what is on the device: asking that would wait for it.
-        if self.needs_finder(torch.cat([tile.band_present for tile in tiles])) and bool(cloud.isnan().any()):
+        # Of a tile, not of what is on the device: asking that would wait for it.
+        if self.needs_finder(tiles[0].band_present[0].tolist()) and bool(cloud.isnan().any()):
             with torch.inference_mode():
                 frames = to_model_range(joined("cloudy"))
                 cloud = self._cloud(frames, joined("valid"), cloud, joined("band_present"), joined("reference"))
@@ -326,7 +326,7 @@ class TileWork:
         if not given.isnan().any():
             return given
         network = self.network
-        if self.needs_finder(band_present):
+        if self.needs_finder(band_present.all(dim=0).tolist()):
             assert self._finder is not None
             network = self._finder
             cloudy, band_present = four_bands(self.bands, cloudy, band_present)
@@ -335,11 +335,11 @@ class TileWork:
             threshold=self.options.cloud_threshold, growth=self.options.mask_growth,
         )  # fmt: skip
 
-    def needs_finder(self, band_present: Tensor) -> bool:
-        """Whether too few of the model's bands (B, C) are there for its own cloud head, and the finder knows better."""
+    def needs_finder(self, there: Sequence[bool]) -> bool:
+        """Whether too few of the model's bands are `there` for its own cloud head, and the finder knows better."""
         if not self.has_cloud_head or len(self.bands) <= len(BANDS_RGBN):
             return False
-        return sees_too_little(self.bands, band_present.all(dim=0).tolist()) and self._finder is not None
+        return sees_too_little(self.bands, there) and self._finder is not None
 
     @cached_property
     def _finder(self) -> MTCDN | None:

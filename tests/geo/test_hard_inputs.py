@@ -15,10 +15,11 @@ from sader.geo.cloudmask import with_masks
 from sader.geo.geotiff import open_geotiff
 from sader.geo.look import find_reference, take_look
 from sader.geo.offset import check_counts, check_source
-from sader.geo.run import choose_model
+from sader.geo.run import choose_model, few_bands
 from sader.geo.scene import SceneOptions, clear_scene
 from sader.geo.sources import open_sources
 from sader.geo.stack import Grid
+from sader.pipeline import CloudRemover
 from sader.tiling import Window
 
 rasterio = pytest.importorskip("rasterio")
@@ -236,12 +237,20 @@ def test_few_bands_for_the_model_of_all_bands_are_pointed_out(tmp_path, write_da
     said: list[str] = []
     path = write_date(tmp_path / "a.tif", land(0, bands=5), bands=(*RGBN, "B11"))
     assert choose_model(open_sources([path]), None, said.append) == "sader-s2-msi"
-    assert "of its 13 bands 5 are there: where no masks are, sader-s2-rgbn finds the clouds" in said[-1]
+    many = CloudRemover.from_pretrained("sader-s2-msi", device="cpu")
+    assert few_bands(many, (*RGBN, "B11")) == (
+        "with 5 of its 13 bands the model finds clouds badly: where no masks are, sader-s2-rgbn finds them."
+    )
+    assert few_bands(many, ("B03", "B04", "B08", "B11")) == (
+        "with 4 of its 13 bands the model finds clouds badly: give masks (--mask) where the files bring none."
+    )
     said.clear()
     bands = ("B02", "B03", "B04", "B05", "B06", "B07", "B08", "B8A", "B11", "B12")
     path = write_date(tmp_path / "b.tif", land(0, bands=10), bands=bands)
     choose_model(open_sources([path]), None, said.append)
     assert len(said) == 1
+    assert few_bands(many, bands) is None
+    assert few_bands(CloudRemover.from_pretrained("sader-s2-rgbn", device="cpu"), RGBN[:3]) is None
 
 
 # ------------------------------------------------------------------------------------------------ places

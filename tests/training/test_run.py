@@ -250,6 +250,15 @@ def test_weights_trained_further_say_what_they_come_from() -> None:
     assert "Copernicus" in parent["attribution"]
 
 
+def test_a_grandchild_still_names_the_first_data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    weights = tmp_path / "tuned.safetensors"
+    weights.write_bytes(b"weights")
+    header = {"card": {"parent_training_data": "places", "parent_licence": "Apache-2.0"}}
+    monkeypatch.setattr("sader.training.card.read_header", lambda path: header)
+    parent = parent_card(str(weights))
+    assert (parent["parent_training_data"], parent["parent_licence"]) == ("places", "Apache-2.0")
+
+
 def test_resuming_what_is_not_there_says_so(tmp_path: Path) -> None:
     with pytest.raises(TrainingError, match=r"there is no run at .*nowhere .*leave out --resume"):
         run_training(None, tmp_path / "nowhere", resume=True)

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from sader._version import __version__
 from sader.errors import OutputError
+from sader.finder import FINDER
 from sader.geo.cog import RowFile, make_cog, writing
 from sader.geo.options import side_file
 from sader.geo.workfolder import WorkFolder
@@ -67,6 +68,8 @@ def tags_of(job: SceneJob) -> dict[str, str]:
         "SADER_INPUTS": ", ".join(source.name for source in job.stack.sources),
         "TIFFTAG_SOFTWARE": f"sader {__version__}",
     }
+    if job.remover.needs_finder([band in job.stack.bands for band in job.remover.bands]):
+        tags["SADER_CLOUD_MODEL"] = FINDER  # where no masks are given
     date = None if job.reference is None else job.stack.sources[job.reference].date
     if date is not None:
         tags["ACQUISITION_DATE"] = date.isoformat()

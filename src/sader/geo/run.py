@@ -94,6 +94,8 @@ def run_remove(
             "takes long. 256 or more are better; memory is bounded anyway."
         )
     stack = build_stack(sources, remover.config.network, bands=asked, grid=request.grid, notice=say)
+    if doubt := few_bands(remover, stack.bands):
+        say(doubt)
     for source in stack.sources:
         warning = check_source(source)
         if warning:
@@ -224,7 +226,6 @@ def choose_model(sources: Sequence[DateSource], bands: Sequence[str] | None, say
 
     bands: those the user named, None for all.
     """
-    from sader.finder import ENOUGH_BANDS, FINDER, sees_too_little
     from sader.pipeline import DEFAULT_MODEL
 
     common = [band for band in sources[0].bands if all(band in source.bands for source in sources)]
@@ -235,16 +236,20 @@ def choose_model(sources: Sequence[DateSource], bands: Sequence[str] | None, say
         f"the model is {ALL_BANDS_MODEL}, because the files have {', '.join(more)} too. For a map of "
         f"{', '.join(BANDS_RGBN)} alone, which is faster: --model {DEFAULT_MODEL}."
     )
-    known = [band in common and (bands is None or band in bands) for band in BANDS_13]
-    if sees_too_little(BANDS_13, known):
-        say(f"of its {len(BANDS_13)} bands {sum(known)} are there: where no masks are, {FINDER} finds the clouds.")
-    elif sum(known) < ENOUGH_BANDS * len(BANDS_13):
-        missing = [band for band in BANDS_RGBN if band not in common or (bands is not None and band not in bands)]
-        say(
-            f"with {sum(known)} of its {len(BANDS_13)} bands, {', '.join(missing)} not among them, {ALL_BANDS_MODEL} "
-            "finds clouds badly: give masks (--mask) where the files bring none."
-        )
     return ALL_BANDS_MODEL
+
+
+def few_bands(remover: CloudRemover, bands: Sequence[str]) -> str | None:
+    """Return what to say where a scene has too few of a model's bands for its own cloud masks, or None."""
+    from sader.finder import ENOUGH_BANDS, FINDER
+
+    known = [band in bands for band in remover.bands]
+    few = f"with {sum(known)} of its {len(known)} bands"
+    if remover.needs_finder(known):
+        return f"{few} the model finds clouds badly: where no masks are, {FINDER} finds them."
+    if remover.has_cloud_head and len(known) > len(BANDS_RGBN) and sum(known) < ENOUGH_BANDS * len(known):
+        return f"{few} the model finds clouds badly: give masks (--mask) where the files bring none."
+    return None
 
 
 def load_remover(model: str | None, device: str | None = None) -> tuple[CloudRemover, str]:

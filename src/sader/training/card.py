@@ -48,11 +48,15 @@ def parent_card(init: str) -> dict[str, Any]:
     """Return what the card of a run says about the weights it started from."""
     path = find_checkpoint(init)
     card = read_header(path).get("card", {})
-    told = {"training_data": "parent_training_data", "licence": "parent_licence", "attribution": "attribution"}
     checksum = hashlib.sha256(path.read_bytes()).hexdigest()
-    return {"parent": f"{init} (SHA-256 {checksum[:16]}...)"} | {
-        ours: card[theirs] for theirs, ours in told.items() if theirs in card
-    }
+    told = {"parent": f"{init} (SHA-256 {checksum[:16]}...)"}
+    for name in ("training_data", "licence"):
+        # Weights trained further state what their own parent was, and theirs is ours too.
+        if found := card.get(name) or card.get(f"parent_{name}"):
+            told[f"parent_{name}"] = found
+    if "attribution" in card:
+        told["attribution"] = card["attribution"]
+    return told
 
 
 def _command() -> list[str]:
