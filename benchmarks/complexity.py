@@ -5,7 +5,7 @@ Run: python benchmarks/complexity.py   (the paper states 27.10 M and 346.56 GMAC
 
 from __future__ import annotations
 
-from sader.info import describe
+from sader.evaluation.info import describe
 from sader.presets import PRESETS
 
 

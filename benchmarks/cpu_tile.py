@@ -23,16 +23,16 @@ from typing import Any
 
 import torch
 
-from sader.backends import open_session
 from sader.checkpoint import Checkpoint
 from sader.config import ModelConfig
-from sader.data.synthetic import make_series
-from sader.diffusion import Denoiser
-from sader.export import INPUTS, example_inputs, facts_of, load_any, make_graph, write_onnx
-from sader.fast import FastOptions
+from sader.data.synthetic.scene import make_series
+from sader.inference.accelerate import FastOptions
+from sader.inference.export import INPUTS, example_inputs, facts_of, load_any, make_graph, write_onnx
+from sader.inference.onnx import open_session
+from sader.inference.quicktiles import QuickTiles
+from sader.inference.tile import TileGraph
+from sader.method.diffusion import Denoiser
 from sader.model.cpublocks import has_bfloat16
-from sader.quicktiles import QuickTiles
-from sader.tilegraph import TileGraph
 
 PARTS = ("cloud_head", "second_look", "condition_net", "composite_head", "error_head", "fusion", "attention")
 

@@ -1,4 +1,4 @@
-"""Time the paper's network at its own 4+1 sampling, T=3, 256x256: the public code's way against `sader.fast`.
+"""Time the paper's network at its own 4+1 sampling, T=3, 256x256: the public code's way against `inference.accelerate`.
 
 On a GPU: python benchmarks/paper_tile.py --out FOLDER [--weights FILE] [--data SHARDS] [--seconds 140] [--compile]
 Anywhere in seconds: python benchmarks/paper_tile.py --tiny
@@ -35,14 +35,14 @@ from torch import Tensor
 
 from sader.checkpoint import build_model, find_checkpoint, load_checkpoint
 from sader.config import ModelConfig
-from sader.data.synthetic import make_series
-from sader.diffusion import Denoiser
-from sader.fast import FastOptions, FastSampler, naive_sample
+from sader.data.synthetic.scene import make_series
+from sader.inference.accelerate import FastOptions, FastSampler, naive_sample
+from sader.method.diffusion import Denoiser
+from sader.method.guides import make_guide
+from sader.method.sampling import generator_noise
 from sader.model.fused import can_fuse
-from sader.model.guide import make_guide
 from sader.model.kernelchecks import GOOD, double_errors, fold_errors, join_errors, kernel_errors
 from sader.presets import get_preset
-from sader.sampling import generator_noise
 
 BANDS = ("B02", "B03", "B04", "B08")
 VALIDATION_SEED = 20_000_003

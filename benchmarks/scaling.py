@@ -18,9 +18,9 @@ import torch
 
 from sader.bands import BANDS_13
 from sader.checkpoint import Checkpoint, build_model
-from sader.export import example_inputs, load_any, make_graph
+from sader.inference.export import example_inputs, load_any, make_graph
+from sader.inference.tile import TileGraph
 from sader.presets import get_preset
-from sader.tilegraph import TileGraph
 
 WHY = {
     "dates": "encoder, cloud head and matching run per date; backbone, decoder, joint fit and blend once",

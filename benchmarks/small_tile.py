@@ -10,8 +10,8 @@ import time
 
 import torch
 
-from sader.data.synthetic import make_series
-from sader.pipeline import CloudRemover
+from sader.data.synthetic.scene import make_series
+from sader.inference.remover import CloudRemover
 
 RUNS = 5
 

@@ -23,8 +23,8 @@ from torch.utils.data import DataLoader
 from sader.checkpoint import build_model
 from sader.config import ModelConfig
 from sader.data.bank import SeriesBank, SeriesMaker
+from sader.data.batch import SeriesBatch
 from sader.data.plan import MakerSettings
-from sader.data.series import SeriesBatch
 from sader.data.shards import SeriesRecord
 from sader.presets import get_preset
 from sader.training.config import TrainConfig

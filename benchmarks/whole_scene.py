@@ -38,7 +38,7 @@ LIMIT_GIB = 4.0
 
 def make_scene(folder: Path, size: int, dates: int, patch: int) -> list[Path]:
     """Write the dates as GeoTIFFs (uint16, deflate, blocks of 512) and return their paths."""
-    from sader.data.synthetic import make_series
+    from sader.data.synthetic.scene import make_series
 
     series = make_series(5, size=(patch, patch), dates=dates, bands=BANDS, coverage=0.3, reference=0)
     counts = np.clip(np.rint(series.cloudy * 10000), 1, 65535).astype(np.uint16)
@@ -86,11 +86,11 @@ def clear_part(
     """Clear the first rows of tiles (0 = the whole scene, to the end) and return what was measured."""
     import torch
 
-    from sader.geo.assemble import build_stack
-    from sader.geo.scene import SceneOptions, clear_scene
-    from sader.geo.sources import open_sources
-    from sader.pipeline import CloudRemover, RemoverOptions
-    from sader.tiling import plan_windows
+    from sader.geo.align import build_stack
+    from sader.geo.read.sources import open_sources
+    from sader.geo.scene.run import SceneOptions, clear_scene
+    from sader.inference.remover import CloudRemover, RemoverOptions
+    from sader.inference.tiling import plan_windows
 
     remover = CloudRemover.from_pretrained(model, device=device, options=RemoverOptions(fused=fused))
     stack = build_stack(open_sources(paths), remover.config.network)
@@ -164,23 +164,23 @@ class Stages:
     """Seconds spent in the parts of the work, summed over threads; on a GPU also the time of its batches."""
 
     NAMED: ClassVar = {
-        "look at the whole scene": ("sader.geo.scene", "take_look"),
-        "match of the whole scene": ("sader.geo.scene", "scene_match"),
-        "COG": ("sader.geo.publish", "make_cog"),
+        "look at the whole scene": ("sader.geo.scene.run", "take_look"),
+        "match of the whole scene": ("sader.geo.scene.run", "scene_match"),
+        "COG": ("sader.geo.scene.publish", "make_cog"),
     }
     METHODS: ClassVar = {
-        "warm-up, beside the look": ("sader.geo.warmup", "WarmUp", "_run"),
-        "waiting for the warm-up": ("sader.geo.warmup", "WarmUp", "wait"),
-        "reading tiles (threads)": ("sader.geo.digital", "DigitalTiles", "fill"),
-        "reading tiles as reflectance (threads)": ("sader.geo.job", "SceneJob", "_read"),
-        "noise, launched (threads)": ("sader.noisefield", "NoiseField", "windows"),
-        "batches, all (threads)": ("sader.geo.digital", "DigitalTiles", "predict"),
-        "batches of reflectance, all (threads)": ("sader.pipeline", "CloudRemover", "predict_tiles"),
-        "blending": ("sader.geo.strips", "RowBlend", "add"),
-        "finishing rows": ("sader.geo.strips", "Finisher", "rows"),
-        "writing rows": ("sader.geo.cog", "RowFile", "write"),
-        "keeping tiles (threads)": ("sader.geo.workfolder", "WorkFolder", "save_tile"),
-        "computing and waiting for the turn (threads)": ("sader.quicktiles", "QuickTiles", "__call__"),
+        "warm-up, beside the look": ("sader.geo.scene.warmup", "WarmUp", "_run"),
+        "waiting for the warm-up": ("sader.geo.scene.warmup", "WarmUp", "wait"),
+        "reading tiles (threads)": ("sader.geo.scene.digital", "DigitalTiles", "fill"),
+        "reading tiles as reflectance (threads)": ("sader.geo.scene.tiles", "SceneJob", "_read"),
+        "noise, launched (threads)": ("sader.inference.noise", "NoiseField", "windows"),
+        "batches, all (threads)": ("sader.geo.scene.digital", "DigitalTiles", "predict"),
+        "batches of reflectance, all (threads)": ("sader.inference.remover", "CloudRemover", "predict_tiles"),
+        "blending": ("sader.geo.scene.rows", "RowBlend", "add"),
+        "finishing rows": ("sader.geo.scene.rows", "Finisher", "rows"),
+        "writing rows": ("sader.geo.scene.cog", "RowFile", "write"),
+        "keeping tiles (threads)": ("sader.geo.scene.resume", "WorkFolder", "save_tile"),
+        "computing and waiting for the turn (threads)": ("sader.inference.quicktiles", "QuickTiles", "__call__"),
     }
 
     def __init__(self) -> None:
@@ -215,7 +215,7 @@ class Stages:
             owner = getattr(importlib.import_module(module), kind)
             before.append((owner, attribute, getattr(owner, attribute)))
             setattr(owner, attribute, self._timed(name, getattr(owner, attribute)))
-        quick = importlib.import_module("sader.quicktiles").QuickTiles
+        quick = importlib.import_module("sader.inference.quicktiles").QuickTiles
         run = quick._run
         before.append((quick, "_run", run))
 

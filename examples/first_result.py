@@ -8,7 +8,7 @@ from __future__ import annotations
 import numpy as np
 
 import sader
-from sader.data.synthetic import demo_scene
+from sader.data.synthetic.scene import demo_scene
 from sader.errors import CheckpointError
 
 

@@ -10,13 +10,13 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from sader.bench import BenchRow, measure, print_table
 from sader.checkpoint import build_model
+from sader.cli.bench import BenchRow, measure, print_table
 from sader.errors import ConfigError
-from sader.fast import FastOptions, FastSampler, naive_sample, shortened
-from sader.model.guide import make_guide
+from sader.inference.accelerate import FastOptions, FastSampler, naive_sample, shortened
+from sader.method.guides import make_guide
+from sader.method.sampling import generator_noise, karras_sigmas
 from sader.presets import get_preset
-from sader.sampling import generator_noise, karras_sigmas
 
 SMALL = {"widths": (16, 16, 32), "blocks": (1, 1, 1), "fusion_width": 16, "key_width": 16, "emb_width": 32}
 

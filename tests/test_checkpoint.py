@@ -20,8 +20,8 @@ from sader.checkpoint import (
     write_atomically,
 )
 from sader.config import ModelConfig, to_dict
-from sader.diffusion import Denoiser
 from sader.errors import CheckpointError, ConfigError, OutputError
+from sader.method.diffusion import Denoiser
 from sader.presets import get_preset
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from sader import cli
+from sader.cli import main as cli
 
 HEAVY = ("torch", "numpy", "rasterio", "pytorch_lightning", "PIL", "einops", "safetensors")
 
@@ -21,7 +21,7 @@ def run(*arguments: str, cwd: Path | None = None) -> subprocess.CompletedProcess
     """Run `sader` in a process of its own, as a user does."""
     environment = {**os.environ, "COLUMNS": "200", "NO_COLOR": "1", "OMP_NUM_THREADS": "1"}
     return subprocess.run(
-        [sys.executable, "-m", "sader.cli", *arguments],
+        [sys.executable, "-m", "sader", *arguments],
         capture_output=True,
         text=True,
         check=False,
@@ -58,7 +58,7 @@ def test_help_is_light_and_quick():
     program = (
         "import sys\n"
         "sys.argv = ['sader', '--help']\n"
-        "from sader.cli import main\n"
+        "from sader.cli.main import main\n"
         "try:\n    main()\n"
         f"finally:\n    print('heavy:', [m for m in {HEAVY!r} if m in sys.modules])\n"
     )
@@ -99,7 +99,7 @@ def test_an_interrupted_command_exits_130(capsys, monkeypatch):
     def interrupted(*_: object, **__: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("sader.info.describe", interrupted)
+    monkeypatch.setattr("sader.evaluation.info.describe", interrupted)
     code, _, err = called(capsys, "info", "small")
     assert code == 130
     assert "Traceback" not in err
@@ -125,7 +125,7 @@ def test_export_takes_the_format_from_the_ending(capsys, monkeypatch, arguments,
         asked.append(format)
         return {}
 
-    monkeypatch.setattr("sader.export.export_model", export_model)
+    monkeypatch.setattr("sader.inference.export.export_model", export_model)
     code, _, err = called(capsys, "export", "small", *arguments, "--json")
     assert (code, asked) == (0, [expected]), err
 
@@ -325,7 +325,7 @@ def test_unknown_weights_are_refused(capsys, tmp_path):
 @pytest.fixture
 def small_scene(monkeypatch):
     """The demo's scene replaced by one of 32 x 48 pixels."""
-    from sader.data.synthetic import make_series
+    from sader.data.synthetic.scene import make_series
 
     scene = make_series(5, size=(32, 48), dates=3, coverage=(0.4, 0.3, 0.5), reference=0)
     monkeypatch.setattr("sader.demo.demo_scene", lambda: scene)

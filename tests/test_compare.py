@@ -13,20 +13,20 @@ import typer
 from typer.testing import CliRunner
 
 from sader.checkpoint import save_checkpoint
-from sader.cli import main
+from sader.cli.evaluate import register
+from sader.cli.main import main
+from sader.data.items import Item, clean_this_date, paper_task
 from sader.data.shards import SeriesRecord, write_shard
-from sader.data.tasks import Item, clean_this_date, paper_task
 from sader.errors import BandError, ConfigError, DataError
 from sader.evaluation.bench import load_bench, merge_benches, run_bench, save_bench
-from sader.evaluation.commands import register
 from sader.evaluation.compare import CompareRequest, named_methods, parse_model, run_compare
 from sader.evaluation.costs import model_cost, peak_memory
+from sader.evaluation.figures import Point, draw_pareto, pareto_front
 from sader.evaluation.gallery import choose_examples
-from sader.evaluation.pareto import Point, draw_pareto, pareto_front
+from sader.evaluation.info import describe
 from sader.evaluation.run import EvaluationRequest
 from sader.evaluation.scoring import Row, regions, score, score_items
-from sader.evaluation.significance import compare_rows, holm, permutation, wilcoxon
-from sader.info import describe
+from sader.evaluation.statistics import compare_rows, holm, permutation, wilcoxon
 
 RGBN = ("B02", "B03", "B04", "B08")
 
@@ -159,7 +159,7 @@ def test_region_scores_are_those_of_the_region_alone():
 
 def test_costs_are_those_of_sader_info_and_grow_with_steps(tmp_path: Path):
     from sader.checkpoint import build_model
-    from sader.evaluation.made import tiny_overrides
+    from sader.evaluation.reproduce.made import tiny_overrides
     from sader.training.config import resolve
 
     config = resolve("sen2_mtc_new", tiny_overrides("sen2_mtc_new")).model

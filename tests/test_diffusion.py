@@ -9,8 +9,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from sader.diffusion import Denoiser, DiffusionConfig, MeanReverting
 from sader.errors import ConfigError
+from sader.method.diffusion import Denoiser, DiffusionConfig, MeanReverting
 from sader.presets import get_preset
 
 # sigma, s, c_in, c_skip, c_out, weight, c_noise: the table of METHOD 1, as printed (T = 3).

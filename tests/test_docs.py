@@ -24,8 +24,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from sader.cli import main
-from sader.data.synthetic import make_series
+from sader.cli.main import main
+from sader.data.synthetic.scene import make_series
 
 pytest.importorskip("rasterio")
 pytest.importorskip("pytorch_lightning")

@@ -13,11 +13,11 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from sader.baselines.rules import estimate_cloud_mask
+from sader.cli.evaluate import register
+from sader.data.cloud_rules import estimate_cloud_mask
+from sader.data.items import Item, clean_this_date
 from sader.data.shards import SeriesRecord, write_shard
-from sader.data.tasks import Item, clean_this_date
 from sader.errors import ConfigError, DataError, ShapeError, ValueRangeError
-from sader.evaluation.commands import register
 from sader.evaluation.diagnosis import calibration, evaluate_cloud_head
 from sader.evaluation.methods import (
     ClassicalMethod,
@@ -30,8 +30,8 @@ from sader.evaluation.report import extreme_items, write_panels, write_report
 from sader.evaluation.run import EvaluationRequest, load_records, run_evaluation
 from sader.evaluation.scoring import Row, score, score_items
 from sader.evaluation.summary import bootstrap, markdown, print_summary, summarise
-from sader.metrics import PSNR_CEILING
-from sader.pipeline import CloudRemover, Removal
+from sader.inference.remover import CloudRemover, Removal
+from sader.method.metrics import PSNR_CEILING
 
 RGBN = ("B02", "B03", "B04", "B08")
 FAST = ("psnr", "psnr_unbiased", "sharpness")

@@ -12,11 +12,10 @@ import numpy as np
 import pytest
 import torch
 
-from sader.backends import choose_backend, open_session
 from sader.checkpoint import Checkpoint, build_model
-from sader.data.synthetic import make_series
+from sader.data.synthetic.scene import make_series
 from sader.errors import ConfigError, OutputError
-from sader.export import (
+from sader.inference.export import (
     example_inputs,
     export_model,
     export_program,
@@ -26,10 +25,11 @@ from sader.export import (
     names_of,
     write_onnx,
 )
-from sader.noisefield import NoiseField
-from sader.pipeline import CloudRemover, RemoverOptions
+from sader.inference.noise import NoiseField
+from sader.inference.onnx import choose_backend, open_session
+from sader.inference.remover import CloudRemover, RemoverOptions
+from sader.inference.tiling import Window
 from sader.presets import get_preset
-from sader.tiling import Window
 
 pytest.importorskip("onnx")
 pytest.importorskip("onnxruntime")

@@ -1,4 +1,4 @@
-"""The short cuts of `sader.fast`: what they compute is what the plain path computes, and what fails is done without."""
+"""The short cuts of `accelerate`: what they compute is what the plain path computes, and what fails is done without."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ import pytest
 import torch
 
 from sader.checkpoint import Checkpoint, build_model
-from sader.data.synthetic import make_series
+from sader.data.synthetic.scene import make_series
 from sader.errors import ConfigError
-from sader.fast import FastOptions, FastSampler
+from sader.inference.accelerate import FastOptions, FastSampler
+from sader.inference.quicktiles import QuickTiles
+from sader.inference.remover import CloudRemover, RemoverOptions
+from sader.method.guides import make_guide
+from sader.method.sampling import generator_noise
 from sader.model.fused import half_network
-from sader.model.guide import make_guide
-from sader.pipeline import CloudRemover, RemoverOptions
 from sader.presets import get_preset
-from sader.quicktiles import QuickTiles
-from sader.sampling import generator_noise
 
 SMALL = {"widths": (16, 16, 32), "blocks": (1, 1, 1), "fusion_width": 16, "key_width": 16, "emb_width": 32}
 
@@ -275,7 +275,7 @@ def test_fused_networks_compute_what_the_network_computes(more, kind):
     code = f"""
 import torch
 from sader.checkpoint import build_model
-from sader.fast import FastOptions, quick_denoiser, quick_precision
+from sader.inference.accelerate import FastOptions, quick_denoiser, quick_precision
 from sader.presets import get_preset
 torch.manual_seed(0)
 small = {{"widths": (16, 16, 32), "blocks": (2, 1, 1), "fusion_width": 16, "key_width": 16, "emb_width": 16}}

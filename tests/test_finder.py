@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 from sader.bands import BANDS_13, BANDS_RGBN
-from sader.data.synthetic import make_series
-from sader.finder import sees_too_little
-from sader.pipeline import CloudRemover, RemoverOptions
+from sader.data.synthetic.scene import make_series
+from sader.inference.masks import sees_too_little
+from sader.inference.remover import CloudRemover, RemoverOptions
 
 SIX = (*BANDS_RGBN, "B11", "B12")
 

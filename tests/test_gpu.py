@@ -9,12 +9,12 @@ import pytest
 import torch
 
 from sader.checkpoint import build_model
-from sader.data.synthetic import make_series
-from sader.fast import FastOptions, FastSampler, naive_sample
+from sader.data.synthetic.scene import make_series
+from sader.inference.accelerate import FastOptions, FastSampler, naive_sample
+from sader.inference.remover import CloudRemover, RemoverOptions
+from sader.method.sampling import generator_noise
 from sader.model.fused import can_fuse
-from sader.pipeline import CloudRemover, RemoverOptions
 from sader.presets import get_preset
-from sader.sampling import generator_noise
 
 pytestmark = pytest.mark.gpu
 

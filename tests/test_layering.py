@@ -1,4 +1,4 @@
-"""Who may import whom: the core stands on a bare machine, and arrows point one way, from the edges down to errors."""
+"""Layering: imports point from higher folders to lower ones, and the core imports without optional packages."""
 
 from __future__ import annotations
 
@@ -18,57 +18,36 @@ CORE = {"torch", "numpy", "einops", "safetensors"}
 EDGE_PACKAGES = {"rasterio", "xarray", "dask", "pystac", "pytorch_lightning", "typer", "rich", "PIL", "fastapi", "yaml"}
 
 OPTIONAL = {f"model.{name}": {"triton"} for name in ("kernels", "joinkernels", "datekernels", "nearkernels")}
-"""Imported only where its package is installed (`model.fused.can_fuse`)."""
 
-# Lowest first; a file may import from its own layer and from those before it.
-LAYERS: list[tuple[str, tuple[str, ...]]] = [
-    ("errors", ("errors", "_version", "bands")),
-    ("model", ("model",)),
-    ("method", ("diffusion", "losses", "sampling", "resampling", "metrics", "lpips", "complexity")),
-    # The rivals are networks: checkpoints and the pipeline hold them as they hold SADER's own.
-    (
-        "run",
-        (
-            "config",
-            "presets",
-            "checkpoint",
-            "inputs",
-            "tiling",
-            "noisefield",
-            "finder",
-            "pipeline",
-            "removal",
-            "tilework",
-            "scenematch",
-            "tilegraph",
-            "backends",
-            "export",
-            "fast",
-            "quicktiles",
-            "data.series",
-            "baselines",
-        ),
-    ),
-    ("data", ("data", "picture", "report", "geo.stack", "geo.values", "geo.bandnames", "geo.raster")),
-    ("training", ("training",)),
-    ("geo", ("geo",)),
-    ("edges", ("evaluation", "info", "demo", "cli", "bench", "speed_commands", "data.commands", "viewer", "__main__")),
-]
+# Lowest first. A module may import from its own folder and from those before it.
+RANKS: tuple[tuple[str, ...], ...] = (
+    ("errors", "_version", "bands", "bandnames", "config"),
+    ("model",),
+    ("method",),
+    ("data",),
+    ("baselines",),
+    ("presets", "checkpoint", "models"),
+    ("inference",),
+    ("figures",),
+    ("geo",),
+    ("training",),
+    ("evaluation",),
+    ("demo", "viewer"),
+    ("cli", "__main__"),
+)
+UPWARD = {
+    ("config", "sader.method.diffusion"),
+    ("config", "sader.model.mtcdn"),
+    ("inference.remover", "sader.geo.files"),
+    ("inference.remover", "sader.geo.xarray.cube"),
+}
+"""Imports that still point up."""
 
 
-SHORTCUTS = {("pipeline", "sader.geo.files"), ("pipeline", "sader.geo.xarrays")}
-"""`CloudRemover.remove_files` and `remove_xarray` are one line each: a door, opened only when somebody goes through."""
-
-
-def layer_of(module: str) -> int | None:
-    """The rank of `module` ("model.blocks"); the longest matching entry decides. None: not in the table."""
-    found = [
-        (len(entry), rank)
-        for rank, (_, entries) in enumerate(LAYERS)
-        for entry in entries
-        if module == entry or module.startswith(entry + ".")
-    ]
-    return max(found)[1] if found else None
+def rank_of(module: str) -> int | None:
+    """Return the rank of a module's folder ("model.blocks" -> that of model), or None for an unknown folder."""
+    folder = module.split(".")[0]
+    return next((rank for rank, names in enumerate(RANKS) if folder in names), None)
 
 
 def modules() -> list[tuple[str, Path]]:
@@ -103,19 +82,19 @@ def imports(path: Path, *, top_only: bool = False) -> Iterator[str]:
 
 
 @pytest.mark.parametrize(("module", "path"), modules(), ids=lambda value: value if isinstance(value, str) else "")
-def test_arrows_point_one_way(module, path):
-    rank = layer_of(module)
-    assert rank is not None, f"{module} is in no layer; add it to LAYERS"
+def test_imports_point_down(module, path):
+    rank = rank_of(module)
+    assert rank is not None, f"{module} is in no folder of RANKS"
     for name in imports(path):
-        if name.startswith("sader.") and (module, name) not in SHORTCUTS:
-            target = layer_of(name.removeprefix("sader."))
-            assert target is not None, f"{module} imports {name}, which is in no layer"
-            assert target <= rank, f"{module} ({LAYERS[rank][0]}) imports {name} ({LAYERS[target][0]})"
+        if name.startswith("sader.") and (module, name) not in UPWARD:
+            target = rank_of(name.removeprefix("sader."))
+            assert target is not None, f"{module} imports {name}, which is in no folder of RANKS"
+            assert target <= rank, f"{module} imports {name}, which lies above it"
 
 
 @pytest.mark.parametrize(
     ("module", "path"),
-    [(m, p) for m, p in modules() if (layer_of(m) or 0) <= 2],
+    [(m, p) for m, p in modules() if (rank_of(m) or 0) <= 2 and m != "config"],
     ids=lambda value: value if isinstance(value, str) else "",
 )
 def test_model_and_method_import_the_core_only(module, path):
@@ -126,13 +105,13 @@ def test_model_and_method_import_the_core_only(module, path):
 
 
 def test_optional_packages_are_never_imported_at_the_top():
-    homes = {"cli": {"typer"}, "data.commands": {"typer"}, "picture": {"PIL"}}
+    homes = {"figures.picture": {"PIL"}}
     for module, path in modules():
-        # Training is Lightning's; the viewer is FastAPI's, and only `sader serve` imports more of it than its command.
-        if module.startswith("training") or (module.startswith("viewer.") and module != "viewer.commands"):
+        if module.startswith(("training", "viewer.")):  # Lightning's and FastAPI's own folders
             continue
         found = {name.split(".")[0] for name in imports(path, top_only=True)} & EDGE_PACKAGES
-        assert found <= homes.get(module, set()), f"{module} imports {found} at its top"
+        allowed = {"typer"} if module.startswith("cli.") else homes.get(module, set())
+        assert found <= allowed, f"{module} imports {found} at its top"
 
 
 def test_the_package_names_all_it_resolves():
@@ -156,9 +135,10 @@ def test_the_core_works_with_everything_else_blocked(tmp_path):
         for name in sader.__all__:
             getattr(sader, name)
         sader.MTCDN()
-        import sader.losses, sader.metrics, sader.resampling, sader.data.synthetic, sader.baselines.classical
+        import sader.method.losses, sader.method.metrics, sader.method.resampling
+        import sader.data.synthetic.scene, sader.baselines.classical
         try:
-            import sader.geo.raster as raster, numpy
+            import sader.geo.read.raster as raster, numpy
             grid = {{"crs": "EPSG:32632", "transform": (1, 0, 0, 0, -1, 0)}}
             raster.write_geotiff("a.tif", numpy.zeros((1, 2, 2)), bands=["B02"], **grid)
         except sader.errors.MissingDependencyError as error:

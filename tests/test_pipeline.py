@@ -16,10 +16,10 @@ from numpy.typing import NDArray
 from sader.checkpoint import Checkpoint, build_model, save_checkpoint
 from sader.config import ModelConfig
 from sader.errors import BandError, CheckpointError, ConfigError, SaderError, ShapeError, ValueRangeError
-from sader.inputs import parse_steps, prepare_series
-from sader.pipeline import CloudRemover, RemoverOptions
+from sader.inference.inputs import parse_steps, prepare_series
+from sader.inference.remover import CloudRemover, RemoverOptions
+from sader.inference.tilework import cached
 from sader.presets import get_preset
-from sader.tilework import cached
 
 TINY = {"widths": (16, 32), "blocks": (1, 1), "fusion_width": 16, "key_width": 8, "emb_width": 16, "kernel": 3}
 TILES = RemoverOptions(tile=16, overlap=8)
@@ -328,7 +328,7 @@ def test_resampling_runs_with_every_guide_without_weights(kind, guide, request):
 
 @pytest.mark.parametrize("guide", ["mae", "conv"])
 def test_learned_guides_without_weights_warn_once_and_repeat(small, guide, monkeypatch):
-    monkeypatch.setattr("sader.tilework.shipped_guide", lambda name, bands: None)
+    monkeypatch.setattr("sader.inference.tilework.shipped_guide", lambda name, bands: None)
     remover = with_options(small, guide=guide, tile=16, overlap=8)
     cloudy = scene(dates=2, height=16, width=24)
     torch.manual_seed(1)

@@ -14,9 +14,9 @@ from pathlib import Path
 import pytest
 
 from sader.errors import ConfigError
-from sader.evaluation.plans import HERE, TABLES, get_tables
-from sader.evaluation.pool import STOPPED, Plan, Task, run_tasks
-from sader.evaluation.reproduce import ReproduceRequest, find_settings, plan_tasks, run_reproduce
+from sader.evaluation.reproduce.plans import HERE, TABLES, get_tables
+from sader.evaluation.reproduce.pool import STOPPED, Plan, Task, run_tasks
+from sader.evaluation.reproduce.run import ReproduceRequest, find_settings, plan_tasks, run_reproduce
 
 FAKE = """
 import json, os, sys, time
@@ -189,7 +189,17 @@ def test_a_row_that_diverges_is_in_the_table_as_failed(tmp_path: Path):
 def test_a_killed_pool_goes_on_and_keeps_what_is_done(tmp_path: Path):
     pytest.importorskip("pytorch_lightning")
     names = [word for row in ("classical", "pix2pix", "ae", "mcgan") for word in ("--only", row)]
-    command = [sys.executable, "-m", "sader.evaluation.reproduce", HERE, "--tiny", "--steps", "30", "--workers", "2"]
+    command = [
+        sys.executable,
+        "-m",
+        "sader.evaluation.reproduce.run",
+        HERE,
+        "--tiny",
+        "--steps",
+        "30",
+        "--workers",
+        "2",
+    ]
     command += [*names, "--no-lpips", "--out", str(tmp_path)]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     process = subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)

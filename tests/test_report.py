@@ -15,9 +15,9 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from sader.cli import main
+from sader.cli.main import main
 from sader.errors import OutputError, ShapeError
-from sader.report import (
+from sader.figures.html import (
     HIDDEN_COLOUR,
     Figure,
     Section,
@@ -165,7 +165,7 @@ def dates(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
     folder = tmp_path_factory.mktemp("secret folder")
     (folder / "masks").mkdir()
     paths = []
-    from sader.data.synthetic import make_series
+    from sader.data.synthetic.scene import make_series
 
     series = make_series(1, size=(48, 64), coverage=(0.5, 0.1, 0.5))
     for number, image in enumerate(series.cloudy):

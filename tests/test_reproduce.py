@@ -15,15 +15,15 @@ import numpy as np
 import pytest
 import torch
 
-from sader.cli import main
+from sader.cli.main import main
 from sader.errors import BandError, ConfigError, DataError, SaderError
-from sader.evaluation import published as paper
-from sader.evaluation.made import make_data
-from sader.evaluation.plans import HERE, TABLES, get_tables
-from sader.evaluation.reproduce import ReproduceRequest, find_settings, list_plans, run_reproduce
-from sader.evaluation.rows import load_row, run_row
-from sader.evaluation.training import run_overrides
-from sader.losses import CloudAwareLoss
+from sader.evaluation.reproduce import published as paper
+from sader.evaluation.reproduce.made import make_data
+from sader.evaluation.reproduce.plans import HERE, TABLES, get_tables
+from sader.evaluation.reproduce.rows import load_row, run_row
+from sader.evaluation.reproduce.run import ReproduceRequest, find_settings, list_plans, run_reproduce
+from sader.evaluation.reproduce.training import run_overrides
+from sader.method.losses import CloudAwareLoss
 from sader.training.config import resolve
 
 pytest.importorskip("rasterio")
@@ -166,7 +166,7 @@ def test_rows_of_the_plan_here_run_apart_and_merge(tmp_path: Path, capsys: pytes
 def test_a_killed_run_goes_on_and_ends_the_same(tmp_path: Path):
     def command(out: Path) -> list[str]:
         arguments = ["here", "--tiny", "--steps", "40", "--only", "pix2pix", "--no-lpips", "--out", str(out)]
-        return [sys.executable, "-m", "sader.evaluation.reproduce", *arguments]
+        return [sys.executable, "-m", "sader.evaluation.reproduce.run", *arguments]
 
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     killed, whole = tmp_path / "killed", tmp_path / "whole"

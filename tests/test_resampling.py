@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from sader.errors import ConfigError, ShapeError
-from sader.model.guide import LowPassGuide, MeanGuide
-from sader.resampling import (
+from sader.method.guides import LowPassGuide, MeanGuide
+from sader.method.resampling import (
     Resampler,
     ResamplerConfig,
     guide_view,
@@ -19,7 +19,7 @@ from sader.resampling import (
     outlier_mask,
     top_fraction,
 )
-from sader.sampling import generator_noise, karras_sigmas, sample
+from sader.method.sampling import generator_noise, karras_sigmas, sample
 
 SETTINGS = [
     ResamplerConfig(),

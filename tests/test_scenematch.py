@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 import torch
 
-from sader.scenematch import SceneMatch, feather
-from sader.tiling import Window
+from sader.inference.scene_match import SceneMatch, feather
+from sader.inference.tiling import Window
 
 SIZE, FACTOR = 256, 4
 

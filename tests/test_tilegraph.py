@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from sader.tilegraph import BESIDE_NODATA, grown, shreds, used_cloud
+from sader.inference.tile import BESIDE_NODATA, grown, shreds, used_cloud
 
 SIZE = 40
 

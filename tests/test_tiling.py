@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from sader.errors import ConfigError
-from sader.tiling import Blend, Window, blend_weights, plan_windows
+from sader.inference.tiling import Blend, Window, blend_weights, plan_windows
 
 SIZES = [(100, 130, 32, 8), (33, 32, 32, 16), (64, 64, 32, 0), (5, 90, 32, 16), (32, 32, 32, 16), (97, 31, 16, 7)]
 

@@ -11,9 +11,9 @@ import sader
 from sader import checkpoint
 from sader.bands import BANDS_RGBN
 from sader.baselines.classical import get_classical
-from sader.data.synthetic import make_series
+from sader.data.synthetic.scene import make_series
 from sader.errors import CheckpointError
-from sader.model.guide import make_guide
+from sader.method.guides import make_guide
 
 
 @pytest.fixture(scope="module")

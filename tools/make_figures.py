@@ -15,10 +15,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 import sader
-from sader.data.series import to_model_range, to_reflectance
-from sader.data.synthetic import SyntheticSeries, demo_scene
-from sader.diffusion import MeanReverting
-from sader.picture import (
+from sader.data.batch import to_model_range, to_reflectance
+from sader.data.synthetic.scene import SyntheticSeries, demo_scene
+from sader.figures.picture import (
     Panel,
     Picture,
     compose,
@@ -28,8 +27,9 @@ from sader.picture import (
     stretch_limits,
     true_colour,
 )
-from sader.resampling import Resampler, ResamplerConfig, outlier_mask
-from sader.sampling import karras_sigmas, sample
+from sader.method.diffusion import MeanReverting
+from sader.method.resampling import Resampler, ResamplerConfig, outlier_mask
+from sader.method.sampling import karras_sigmas, sample
 
 IMAGES = Path(__file__).parents[1] / "docs" / "images"
 ROWS, COLUMNS = slice(0, 256), slice(128, 384)

@@ -11,16 +11,16 @@ from typing import TYPE_CHECKING, Any
 from sader._version import __version__
 
 _WHERE = {
-    "CloudRemover": "sader.pipeline",
+    "CloudRemover": "sader.inference.remover",
     "MTCDN": "sader.model.mtcdn",
     "MTCDNConfig": "sader.model.mtcdn",
-    "Denoiser": "sader.diffusion",
-    "DiffusionConfig": "sader.diffusion",
-    "CloudAwareLoss": "sader.losses",
-    "Resampler": "sader.resampling",
-    "sample": "sader.sampling",
-    "karras_sigmas": "sader.sampling",
-    "evaluate": "sader.metrics",
+    "Denoiser": "sader.method.diffusion",
+    "DiffusionConfig": "sader.method.diffusion",
+    "CloudAwareLoss": "sader.method.losses",
+    "Resampler": "sader.method.resampling",
+    "sample": "sader.method.sampling",
+    "karras_sigmas": "sader.method.sampling",
+    "evaluate": "sader.method.metrics",
     "get_preset": "sader.presets",
     "load_checkpoint": "sader.checkpoint",
     "save_checkpoint": "sader.checkpoint",
@@ -59,12 +59,12 @@ def __dir__() -> list[str]:
 
 if TYPE_CHECKING:
     from sader.checkpoint import load_checkpoint, save_checkpoint
-    from sader.diffusion import Denoiser, DiffusionConfig
     from sader.errors import SaderError
-    from sader.losses import CloudAwareLoss
-    from sader.metrics import evaluate
+    from sader.inference.remover import CloudRemover
+    from sader.method.diffusion import Denoiser, DiffusionConfig
+    from sader.method.losses import CloudAwareLoss
+    from sader.method.metrics import evaluate
+    from sader.method.resampling import Resampler
+    from sader.method.sampling import karras_sigmas, sample
     from sader.model.mtcdn import MTCDN, MTCDNConfig
-    from sader.pipeline import CloudRemover
     from sader.presets import get_preset
-    from sader.resampling import Resampler
-    from sader.sampling import karras_sigmas, sample

@@ -20,12 +20,12 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 
 from sader.bands import BANDS_RGBN
-from sader.baselines.protocol import Rival, RivalModelConfig
-from sader.baselines.registry import AnyModelConfig, build_rival, model_from_dict
+from sader.baselines.baseline import Rival, RivalModelConfig
 from sader.config import ModelConfig, to_dict
-from sader.diffusion import Denoiser
 from sader.errors import CheckpointError, OutputError, did_you_mean
+from sader.method.diffusion import Denoiser
 from sader.model.mtcdn import MTCDN
+from sader.models import AnyModelConfig, build_rival, model_from_dict
 
 FORMAT = 1
 WEIGHTS_DIR = Path(__file__).parent / "weights"

@@ -8,8 +8,8 @@ import typing
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
-from sader.diffusion import DiffusionConfig
 from sader.errors import ConfigError, did_you_mean
+from sader.method.diffusion import DiffusionConfig
 from sader.model.mtcdn import MTCDNConfig
 
 D = TypeVar("D")

@@ -19,13 +19,13 @@ import torch
 
 from sader.baselines.classical import Classical, least_cloudy, local_ridge_blend, median, mosaic, ridge_blend
 from sader.checkpoint import shipped
-from sader.data.synthetic import SyntheticSeries, demo_scene
+from sader.data.synthetic.scene import SyntheticSeries, demo_scene
 from sader.errors import MissingDependencyError, OutputError
-from sader.geo.raster import write_geotiff
-from sader.inputs import parse_steps
-from sader.metrics import evaluate
-from sader.picture import before_after, save_png
-from sader.pipeline import DEFAULT_MODEL, CloudRemover, RemoverOptions
+from sader.figures.picture import before_after, save_png
+from sader.geo.read.raster import write_geotiff
+from sader.inference.inputs import parse_steps
+from sader.inference.remover import DEFAULT_MODEL, CloudRemover, RemoverOptions
+from sader.method.metrics import evaluate
 from sader.presets import PRESETS
 
 FALLBACK_PRESET = "small"

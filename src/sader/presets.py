@@ -9,8 +9,8 @@ from collections.abc import Callable
 
 from sader.bands import BANDS_13, BANDS_RGBN
 from sader.config import ModelConfig, SamplingConfig
-from sader.diffusion import DiffusionConfig
 from sader.errors import ConfigError, did_you_mean
+from sader.method.diffusion import DiffusionConfig
 from sader.model.mtcdn import MTCDNConfig
 
 

@@ -9,8 +9,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from sader.baselines.protocol import NoiseOf, Rival, RivalInputs, RivalModelConfig, System, generator_noise
-from sader.data.series import SeriesBatch
+from sader.baselines.baseline import NoiseOf, Rival, RivalInputs, RivalModelConfig, System, generator_noise
+from sader.data.batch import SeriesBatch
 
 
 @pytest.fixture

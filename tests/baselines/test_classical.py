@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from sader.baselines.classical import CLASSICAL, flat_truth, get_classical
-from sader.baselines.filling import fill_smoothly, grow, local_share
-from sader.baselines.rules import USUAL_BANDS, estimate_cloud_mask
+from sader.data.cloud_rules import USUAL_BANDS, estimate_cloud_mask
+from sader.data.filling import fill_smoothly, grow, local_share
 from sader.errors import BandError, ConfigError, ShapeError, ValueRangeError
 
 DATES, BANDS, HEIGHT, WIDTH = 4, 4, 24, 31

@@ -7,11 +7,11 @@ from dataclasses import replace
 import pytest
 import torch
 
-from sader.baselines.crtsnet import SYSTEM, CrTsNet, CrTsNetConfig, ScaledResidual
-from sader.baselines.protocol import RivalInputs
-from sader.baselines.rules import USUAL_BANDS
-from sader.complexity import count_parameters
+from sader.baselines.baseline import RivalInputs
+from sader.baselines.systems.crtsnet import SYSTEM, CrTsNet, CrTsNetConfig, ScaledResidual
+from sader.data.cloud_rules import USUAL_BANDS
 from sader.errors import ConfigError, ShapeError
+from sader.evaluation.complexity import count_parameters
 
 B13 = USUAL_BANDS[13]
 TINY = CrTsNetConfig(width=16, date_blocks=2, series_blocks=1)

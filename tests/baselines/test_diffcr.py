@@ -8,10 +8,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from sader.baselines.diffcr import SYSTEM, DiffCR, DiffCRConfig, NafBlock, thresholded
-from sader.baselines.protocol import RivalInputs
-from sader.complexity import count_macs, count_parameters, on_meta
+from sader.baselines.baseline import RivalInputs
+from sader.baselines.systems.diffcr import SYSTEM, DiffCR, DiffCRConfig, NafBlock, thresholded
 from sader.errors import ConfigError
+from sader.evaluation.complexity import count_macs, count_parameters, on_meta
 
 RGB = ("B04", "B03", "B02")
 TINY = DiffCRConfig(width=8, levels=2, emb_width=16, sampling_steps=3)

@@ -8,11 +8,11 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from sader.baselines.emrdm import SYSTEM, DateFusion, Emrdm, EmrdmCondition, EmrdmConfig, TokenBlock, rotated
-from sader.baselines.protocol import RivalInputs
-from sader.complexity import count_macs, count_parameters, on_meta
-from sader.diffusion import DiffusionConfig
+from sader.baselines.baseline import RivalInputs
+from sader.baselines.systems.emrdm import SYSTEM, DateFusion, Emrdm, EmrdmCondition, EmrdmConfig, TokenBlock, rotated
 from sader.errors import ConfigError
+from sader.evaluation.complexity import count_macs, count_parameters, on_meta
+from sader.method.diffusion import DiffusionConfig
 
 TINY = EmrdmConfig(
     patch=2, widths=(16, 32), depths=(1, 2), feed_widths=(16, 32), head_width=8, kernel=3, mapping_width=16,

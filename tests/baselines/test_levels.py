@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from sader.baselines.levels import BetaSchedule, DenoiseImage, sample_ancestral, sample_multistep, unit_scale
+from sader.baselines.parts.ddpm import BetaSchedule, DenoiseImage, sample_ancestral, sample_multistep, unit_scale
 from sader.errors import ConfigError
 
 SHAPE = (2, 3, 8, 8)

@@ -15,15 +15,15 @@ import numpy as np
 import pytest
 import torch
 
-from sader.baselines.protocol import Rival, RivalConfig, RivalModelConfig
-from sader.baselines.registry import RIVALS, build_rival, find_config, get_system, model_from_dict, rival_config
+from sader.baselines.baseline import Rival, RivalConfig, RivalModelConfig
 from sader.checkpoint import build_model, load_checkpoint, save_checkpoint
 from sader.config import to_dict
 from sader.data.shards import SeriesRecord, write_shard
 from sader.errors import BandError, CheckpointError, ConfigError, ShapeError, TrainingError
+from sader.evaluation.info import describe, list_models
 from sader.evaluation.run import EvaluationRequest, run_evaluation
-from sader.info import describe, list_models
-from sader.pipeline import CloudRemover, RemoverOptions
+from sader.inference.remover import CloudRemover, RemoverOptions
+from sader.models import RIVALS, build_rival, find_config, get_system, model_from_dict, rival_config
 from sader.training.config import load_run_config, resolve, save_run_config
 from sader.training.launch import run_training
 from sader.training.log import read_log
@@ -299,8 +299,8 @@ def test_losses_and_gradients_in_bf16(name, batch):
 @pytest.mark.parametrize("value", [0.0, 1.0])
 def test_a_date_without_variation_does_not_blow_up_a_stack_of_instance_norms(value):
     """33 norms in a row, each with a derivative of 316 where a map is constant: the gradient of PMAA was NaN."""
-    from sader.baselines.adversarial import normal_init
-    from sader.baselines.pmaa import PmaaConfig, PmaaGenerator
+    from sader.baselines.parts.adversarial import normal_init
+    from sader.baselines.systems.pmaa import PmaaConfig, PmaaGenerator
 
     torch.manual_seed(0)
     config = PmaaConfig(width=8, hidden=8, block_width=16, drop_path=0.0)
@@ -318,7 +318,7 @@ def test_a_date_without_variation_does_not_blow_up_a_stack_of_instance_norms(val
 
 
 def test_instance_norm_is_pytorchs_where_there_is_variation():
-    from sader.baselines.adversarial import InstanceNorm
+    from sader.baselines.parts.adversarial import InstanceNorm
 
     torch.manual_seed(0)
     x = (torch.randn(2, 3, 8, 8) * torch.tensor([1e-3, 1.0, 100.0])[:, None, None] + 5).requires_grad_()
@@ -330,7 +330,7 @@ def test_instance_norm_is_pytorchs_where_there_is_variation():
 
 def test_the_pool_is_the_plain_one_and_never_asks_the_device_for_a_value(monkeypatch):
     """The same images as a list would give, several at a time, going on from a state; no value leaves the device."""
-    from sader.baselines.cyclegan import ImagePool
+    from sader.baselines.systems.cyclegan import ImagePool
 
     def asked(*given):
         raise AssertionError("a recorded step cannot wait for a value")
@@ -363,7 +363,7 @@ def test_the_pool_is_the_plain_one_and_never_asks_the_device_for_a_value(monkeyp
 
 
 def test_the_pool_shows_older_images():
-    from sader.baselines.cyclegan import ImagePool
+    from sader.baselines.systems.cyclegan import ImagePool
 
     pool, generator = ImagePool(3), torch.Generator().manual_seed(0)
     images = torch.arange(40.0).view(40, 1, 1, 1)

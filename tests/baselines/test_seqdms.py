@@ -8,11 +8,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from sader.baselines.protocol import RivalInputs
-from sader.baselines.seqdms import SYSTEM, SeqDMs, SeqDMsConfig
-from sader.baselines.unet import UNetConfig
-from sader.complexity import count_parameters
+from sader.baselines.baseline import RivalInputs
+from sader.baselines.parts.unet import UNetConfig
+from sader.baselines.systems.seqdms import SYSTEM, SeqDMs, SeqDMsConfig
 from sader.errors import ConfigError
+from sader.evaluation.complexity import count_parameters
 
 TINY = SeqDMsConfig(
     unet=UNetConfig(width=8, multipliers=(1, 2), blocks=1, attention_from=1, emb_width=16), sampling_steps=4

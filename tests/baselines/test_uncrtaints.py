@@ -7,12 +7,12 @@ from dataclasses import replace
 import pytest
 import torch
 
-from sader.baselines.protocol import RivalInputs
-from sader.baselines.rules import USUAL_BANDS
-from sader.baselines.temporal import date_weights, sinusoid, weigh_dates
-from sader.baselines.uncrtaints import SYSTEM, UnCRtainTS, UnCRtainTSConfig
-from sader.complexity import count_macs, count_parameters
+from sader.baselines.baseline import RivalInputs
+from sader.baselines.parts.temporal import date_weights, sinusoid, weigh_dates
+from sader.baselines.systems.uncrtaints import SYSTEM, UnCRtainTS, UnCRtainTSConfig
+from sader.data.cloud_rules import USUAL_BANDS
 from sader.errors import ConfigError
+from sader.evaluation.complexity import count_macs, count_parameters
 
 B13 = USUAL_BANDS[13]
 TINY = UnCRtainTSConfig(width=16, decoder_blocks=1, heads=4, model_width=32, dropout=0.0)

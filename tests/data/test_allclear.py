@@ -8,8 +8,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from sader.data.datasets import open_dataset
-from sader.data.public import ReadOptions
+from sader.data.public.dataset import ReadOptions
+from sader.data.public.registry import open_dataset
 from sader.errors import BandError, ConfigError, DataError, ShapeError
 
 FOREIGN = "/scratch/allclear/dataset_v3/dataset_30k_v4"

@@ -10,10 +10,10 @@ import pytest
 import torch
 
 from sader.data.bank import SeriesBank, SeriesMaker
+from sader.data.batch import SeriesBatch, turn
 from sader.data.clouds import CloudSettings
 from sader.data.plan import PAPER, REAL, SINGLE, MakerSettings
-from sader.data.pseudodates import PseudoDateSettings, pseudo_dates
-from sader.data.series import SeriesBatch, turn
+from sader.data.pseudo_dates import PseudoDateSettings, pseudo_dates
 from sader.data.shards import SeriesRecord, write_shard
 from sader.errors import DataError
 

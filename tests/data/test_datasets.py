@@ -13,20 +13,20 @@ import pytest
 import torch
 from torch.utils.data import DataLoader
 
-from sader.cli import main
+from sader.cli.main import main
 from sader.data.bank import SeriesBank, SeriesMaker
-from sader.data.datasets import DATASETS, DatasetItems, open_dataset, recognise
+from sader.data.batch import symmetry_of, turn
+from sader.data.items import paper_task
+from sader.data.pack import RGBN
 from sader.data.packing import pack_dataset
 from sader.data.plan import PUBLIC_SOURCES, MakerSettings
-from sader.data.public import PublicSeries, ReadOptions
-from sader.data.readers import RGBN
-from sader.data.scaling import SAR_SCALINGS, resnet_of_reflectance, scale_sar
-from sader.data.series import symmetry_of, turn
+from sader.data.public.dataset import PublicSeries, ReadOptions
+from sader.data.public.registry import DATASETS, DatasetItems, open_dataset, recognise
+from sader.data.public.scaling import SAR_SCALINGS, resnet_of_reflectance, scale_sar
 from sader.data.shards import ShardWriter, read_shards, split_of
-from sader.data.tasks import paper_task
 from sader.errors import BandError, ConfigError, DataError
 from sader.evaluation.run import EvaluationRequest, run_evaluation
-from sader.metrics import evaluate
+from sader.method.metrics import evaluate
 
 SIDE = 32
 

@@ -9,11 +9,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from sader.cli import main
-from sader.data.datasets import open_dataset
-from sader.data.public import ReadOptions
-from sader.data.samplers import choose_dates
-from sader.data.sen12mscrts import coverage_table
+from sader.cli.main import main
+from sader.data.public.dataset import ReadOptions
+from sader.data.public.registry import open_dataset
+from sader.data.public.samplers import choose_dates
+from sader.data.public.sen12mscrts import coverage_table
 from sader.errors import BandError, ConfigError, DataError
 
 SIDE = 8

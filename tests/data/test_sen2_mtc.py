@@ -7,11 +7,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from sader.data.datasets import open_dataset
-from sader.data.public import ReadOptions
-from sader.data.splits import frozen_list, list_hash
+from sader.data.public.dataset import ReadOptions
+from sader.data.public.registry import open_dataset
+from sader.data.public.splits import frozen_list, list_hash
 from sader.errors import BandError, DataError, SaderError, ShapeError, ValueRangeError
-from sader.metrics import mtc_stretch
+from sader.method.metrics import mtc_stretch
 
 TILES = {"train": ["T49SCC_R018", "T47NQA_R018"], "val": ["T22MCT_R024"], "test": ["T41VMJ_R006"]}
 

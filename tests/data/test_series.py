@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from sader.data.series import SeriesBatch, keyed_generator, symmetry_of, to_model_range, to_reflectance, turn
+from sader.data.batch import SeriesBatch, keyed_generator, symmetry_of, to_model_range, to_reflectance, turn
 from sader.errors import ShapeError
 
 

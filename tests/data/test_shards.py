@@ -151,7 +151,7 @@ def make_places(root: Path, places: int = 2, dates: int = 3, size: int = 40) -> 
 
 
 def test_places_select_bands_by_name(tmp_path: Path) -> None:
-    from sader.data.readers import read_dn, read_places
+    from sader.data.pack import read_dn, read_places
 
     make_places(tmp_path)
     records = list(read_places(tmp_path))
@@ -166,7 +166,7 @@ def test_places_select_bands_by_name(tmp_path: Path) -> None:
 
 
 def test_repeated_dates_are_dropped(tmp_path: Path) -> None:
-    from sader.data.readers import drop_repeats
+    from sader.data.pack import drop_repeats
 
     record = make_record()
     dn = record.dn.copy()
@@ -179,7 +179,7 @@ def test_repeated_dates_are_dropped(tmp_path: Path) -> None:
 
 
 def test_dated_folder_splits_in_space(tmp_path: Path) -> None:
-    from sader.data.readers import read_dated
+    from sader.data.pack import read_dated
 
     rng = np.random.default_rng(0)
     for text, rows, columns in (("2022-06-14", 4, 100), ("2022-03-10", 1, 60)):
@@ -197,7 +197,7 @@ def test_dated_folder_splits_in_space(tmp_path: Path) -> None:
 
 
 def test_pairs_and_missing_partner(tmp_path: Path) -> None:
-    from sader.data.readers import read_sen12mscr_pairs
+    from sader.data.pack import read_sen12mscr_pairs
 
     rng = np.random.default_rng(0)
     for name in ("clear", "cloudy"):
@@ -214,7 +214,7 @@ def test_pairs_and_missing_partner(tmp_path: Path) -> None:
 def test_eurosat_tar(tmp_path: Path) -> None:
     from PIL import Image
 
-    from sader.data.readers import read_eurosat_tar
+    from sader.data.pack import read_eurosat_tar
 
     with tarfile.open(tmp_path / "e.tar", "w") as tar:
         for k in range(5):
@@ -232,8 +232,8 @@ def test_eurosat_tar(tmp_path: Path) -> None:
 
 
 def test_own_folder_and_pack(tmp_path: Path) -> None:
+    from sader.data.pack import read_folder
     from sader.data.packing import pack_sources
-    from sader.data.readers import read_folder
 
     rng = np.random.default_rng(0)
     own = tmp_path / "own"
@@ -267,7 +267,7 @@ def test_own_folder_and_pack(tmp_path: Path) -> None:
 def test_command_packs_and_shows(tmp_path: Path) -> None:
     from typer.testing import CliRunner
 
-    from sader.data.commands import app
+    from sader.cli.data import app
 
     make_places(tmp_path / "tree", places=1)
     runner = CliRunner()

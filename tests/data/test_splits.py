@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from sader.data import splits
+from sader.data.public import splits
 from sader.errors import ConfigError, DataError
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from sader.data.items import LEAST_SCORED, Item, clean_this_date, paper_task, simulated, with_dates
 from sader.data.shards import SeriesRecord
-from sader.data.tasks import LEAST_SCORED, Item, clean_this_date, paper_task, simulated, with_dates
 from sader.errors import ConfigError, DataError
 
 RGBN = ("B02", "B03", "B04", "B08")

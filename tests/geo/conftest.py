@@ -293,7 +293,7 @@ def tiny() -> Any:
     import torch
 
     from sader.checkpoint import Checkpoint, build_model
-    from sader.pipeline import CloudRemover, RemoverOptions
+    from sader.inference.remover import CloudRemover, RemoverOptions
     from sader.presets import get_preset
 
     network = {

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from sader.bandnames import PRESETS, band_in_filename, canonical, names_of_file, parse_bands
 from sader.errors import BandError
-from sader.geo.bandnames import PRESETS, band_in_filename, canonical, names_of_file, parse_bands
 
 
 @pytest.mark.parametrize(

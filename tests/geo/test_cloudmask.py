@@ -11,13 +11,13 @@ import numpy as np
 import pytest
 
 from sader.errors import BandError, ConfigError, DataError, MissingDependencyError
-from sader.geo.cloudmask import MaskedSource, parse_scl, with_masks
-from sader.geo.detectors import BLOCK, DetectorMask
-from sader.geo.products import product_source
-from sader.geo.raster import BandFile
-from sader.geo.sentinel2 import open_safe
+from sader.geo.read.detectors import BLOCK, DetectorMask
+from sader.geo.read.masks import MaskedSource, parse_scl, with_masks
+from sader.geo.read.products import product_source
+from sader.geo.read.raster import BandFile
+from sader.geo.read.sentinel2 import open_safe
 from sader.geo.stack import DateSource, Grid, ValueCoding
-from sader.tiling import Window
+from sader.inference.tiling import Window
 
 rasterio = pytest.importorskip("rasterio")
 CODING = ValueCoding("uint16", 1e-4, 0.0, 0.0)
@@ -36,7 +36,7 @@ def plain_fixture(write_raster, tmp_path):
     def make(name: str) -> DateSource:
         image = np.full((120, 120), 900, np.uint16)
         path = write_raster(tmp_path / "images" / name, image, 10, driver="GTiff", nodata=0)
-        from sader.geo.geotiff import date_in
+        from sader.geo.read.geotiff import date_in
 
         return product_source(path.name, date_in(name), ["B04"], [BandFile(str(path))], [CODING])
 

@@ -22,8 +22,8 @@ from numpy.typing import NDArray
 from sader.checkpoint import Checkpoint, build_model
 from sader.config import ModelConfig
 from sader.errors import ConfigError, DataError, OutputError, ValueRangeError
-from sader.geo.shipment import Shipment, pack, unpack
-from sader.pipeline import CloudRemover, RemoverOptions
+from sader.geo.xarray.shipment import Shipment, pack, unpack
+from sader.inference.remover import CloudRemover, RemoverOptions
 from sader.presets import get_preset
 
 xr = pytest.importorskip("xarray")
@@ -31,13 +31,13 @@ dask = pytest.importorskip("dask")
 da = pytest.importorskip("dask.array")
 distributed = pytest.importorskip("distributed")
 
-from sader.geo import cluster  # noqa: E402
-from sader.geo.assemble import build_stack  # noqa: E402
-from sader.geo.job import SceneJob, SceneOptions  # noqa: E402
-from sader.geo.remote import TilesOnDask, connect  # noqa: E402
-from sader.geo.scene import clear_scene  # noqa: E402
-from sader.geo.sources import open_sources  # noqa: E402
-from sader.geo.zarrs import clear_zarr  # noqa: E402
+from sader.geo.align import build_stack  # noqa: E402
+from sader.geo.read.sources import open_sources  # noqa: E402
+from sader.geo.scene.run import clear_scene  # noqa: E402
+from sader.geo.scene.tiles import SceneJob, SceneOptions  # noqa: E402
+from sader.geo.xarray import lazy as cluster  # noqa: E402
+from sader.geo.xarray.cluster import TilesOnDask, connect  # noqa: E402
+from sader.geo.xarray.zarr import clear_zarr  # noqa: E402
 
 TINY = {"widths": (16, 32), "blocks": (1, 1), "fusion_width": 16, "key_width": 8, "emb_width": 16, "kernel": 3}
 BANDS = ["B02", "B03", "B04", "B08"]
@@ -106,7 +106,7 @@ def expected(remover, values) -> Any:
 
 
 def counts() -> dict[str, int]:
-    from sader.geo import shipment
+    from sader.geo.xarray import shipment
 
     return dict(shipment.counts)
 
@@ -388,7 +388,7 @@ def test_zarr_refusals_leave_nothing_behind(store, tmp_path, remover, values):
 def test_zarr_from_the_command_line(store, tmp_path):
     from typer.testing import CliRunner
 
-    from sader.cli import app
+    from sader.cli.main import app
 
     out = tmp_path / "clear.zarr"
     done = CliRunner().invoke(
@@ -451,7 +451,7 @@ def test_a_worker_that_cannot_find_the_files_says_so(local, scenes, tmp_path, re
 
 
 def test_an_address_without_scheduler_is_told_within_seconds(scenes, tmp_path, remover, monkeypatch):
-    monkeypatch.setattr("sader.geo.remote.CONNECT_SECONDS", 1.0)
+    monkeypatch.setattr("sader.geo.xarray.cluster.CONNECT_SECONDS", 1.0)
     started = time.monotonic()
     for address in ("tcp://127.0.0.1:9", "nonsense", "no-such-file.json"):
         with (
@@ -463,7 +463,7 @@ def test_an_address_without_scheduler_is_told_within_seconds(scenes, tmp_path, r
 
 
 def test_a_scheduler_without_workers_is_told(monkeypatch):
-    monkeypatch.setattr("sader.geo.remote.WORKER_SECONDS", 0.2)
+    monkeypatch.setattr("sader.geo.xarray.cluster.WORKER_SECONDS", 0.2)
     with distributed.LocalCluster(n_workers=0, dashboard_address=None, processes=False, silence_logs=50) as empty:
         address = empty.scheduler_address
         with pytest.raises(ConfigError, match=r"has no workers\. Start some with: dask worker"), connect(address):

@@ -10,24 +10,24 @@ import numpy as np
 import pytest
 import torch
 
-from sader.fast import FastOptions
-from sader.geo import ahead
-from sader.geo import job as jobs
-from sader.geo.ahead import made_ahead
-from sader.geo.assemble import build_stack
-from sader.geo.cloudmask import with_masks
-from sader.geo.digital import DigitalTiles, can_be_digital, decoded
-from sader.geo.scene import SceneOptions, clear_scene
-from sader.geo.shared import SharedBlocks
-from sader.geo.sources import open_sources
+from sader.geo.align import build_stack
+from sader.geo.read.masks import with_masks
+from sader.geo.read.sources import open_sources
+from sader.geo.scene import ahead
+from sader.geo.scene import tiles as jobs
+from sader.geo.scene.ahead import made_ahead
+from sader.geo.scene.block_cache import SharedBlocks
+from sader.geo.scene.digital import DigitalTiles, can_be_digital, decoded
+from sader.geo.scene.rows import Channels, RowBlend
+from sader.geo.scene.run import SceneOptions, clear_scene
 from sader.geo.stack import GeoStack, ValueCoding
-from sader.geo.strips import Channels, RowBlend
 from sader.geo.values import decode, for_network
-from sader.noisefield import NoiseField
-from sader.pipeline import CloudRemover
-from sader.scenematch import SceneMatch
-from sader.tilegraph import TileResult
-from sader.tiling import Window, plan_windows
+from sader.inference.accelerate import FastOptions
+from sader.inference.noise import NoiseField
+from sader.inference.remover import CloudRemover
+from sader.inference.scene_match import SceneMatch
+from sader.inference.tile import TileResult
+from sader.inference.tiling import Window, plan_windows
 
 rasterio = pytest.importorskip("rasterio")
 OPTIONS = SceneOptions(reference=0, seed=1, count=True, provenance=True, uncertainty=True, backend="quick")

@@ -8,19 +8,19 @@ from typing import Any
 import numpy as np
 import pytest
 
+from sader.bandnames import canonical, names_of_file
 from sader.errors import BandError, DataError
-from sader.geo.assemble import build_stack
-from sader.geo.bandnames import canonical, names_of_file
-from sader.geo.cloudmask import with_masks
-from sader.geo.geotiff import open_geotiff
-from sader.geo.look import find_reference, take_look
+from sader.geo.align import build_stack
 from sader.geo.offset import check_counts, check_source
-from sader.geo.run import choose_model, few_bands
-from sader.geo.scene import SceneOptions, clear_scene
-from sader.geo.sources import open_sources
+from sader.geo.read.geotiff import open_geotiff
+from sader.geo.read.masks import with_masks
+from sader.geo.read.sources import open_sources
+from sader.geo.remove import choose_model, few_bands
+from sader.geo.scene.overview import find_reference, take_look
+from sader.geo.scene.run import SceneOptions, clear_scene
 from sader.geo.stack import Grid
-from sader.pipeline import CloudRemover
-from sader.tiling import Window
+from sader.inference.remover import CloudRemover
+from sader.inference.tiling import Window
 
 rasterio = pytest.importorskip("rasterio")
 RGBN = ("B02", "B03", "B04", "B08")

@@ -9,15 +9,15 @@ import numpy as np
 import pytest
 
 from sader.errors import OutputError
-from sader.geo import ahead
-from sader.geo import job as jobs
-from sader.geo import look as looks
-from sader.geo.assemble import build_stack
-from sader.geo.cog import RowFile
-from sader.geo.scene import SceneOptions, clear_scene
-from sader.geo.sources import open_sources
-from sader.geo.workfolder import WorkFolder
-from sader.pipeline import CloudRemover
+from sader.geo.align import build_stack
+from sader.geo.read.sources import open_sources
+from sader.geo.scene import ahead
+from sader.geo.scene import overview as looks
+from sader.geo.scene import tiles as jobs
+from sader.geo.scene.cog import RowFile
+from sader.geo.scene.resume import WorkFolder
+from sader.geo.scene.run import SceneOptions, clear_scene
+from sader.inference.remover import CloudRemover
 
 rasterio = pytest.importorskip("rasterio")
 OPTIONS = SceneOptions(reference=0, seed=1, count=True, provenance=True)

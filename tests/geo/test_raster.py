@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from sader.errors import OutputError, ShapeError
-from sader.geo.raster import to_digital_numbers, write_geotiff
+from sader.geo.read.raster import to_digital_numbers, write_geotiff
 
 rasterio = pytest.importorskip("rasterio")
 GRID = (10.0, 0.0, 600000.0, 0.0, -10.0, 5100000.0)

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from sader.cli import main
+from sader.cli.main import main
 
 rasterio = pytest.importorskip("rasterio")
 
@@ -71,7 +71,7 @@ def test_plain_words_without_json(tmp_path, remove, write_date):
 
 
 def test_a_log_gets_lines_instead_of_a_bar(monkeypatch):
-    from sader.geo import commands
+    from sader.cli import remove as commands
 
     clock, said = [0.0], []
     monkeypatch.setattr(commands.time, "monotonic", lambda: clock[0])
@@ -87,7 +87,7 @@ def test_a_log_gets_lines_instead_of_a_bar(monkeypatch):
 
 
 def test_the_command_uses_lines_in_a_log(tmp_path, remove, write_date, monkeypatch):
-    from sader.geo import commands
+    from sader.cli import remove as commands
 
     monkeypatch.setattr(commands, "LOG_EVERY", 0.0)
     status, _, err = remove(write_date(tmp_path / "a.tif", 0), "-o", tmp_path / "c.tif", "--no-item", "--tile", 48)

@@ -15,11 +15,11 @@ import numpy as np
 import pytest
 
 from sader.errors import DataError, OutputError
-from sader.geo.assemble import build_stack
-from sader.geo.scene import SceneOptions, clear_scene
-from sader.geo.sources import open_sources
-from sader.geo.workfolder import differences
-from sader.pipeline import CloudRemover
+from sader.geo.align import build_stack
+from sader.geo.read.sources import open_sources
+from sader.geo.scene.resume import differences
+from sader.geo.scene.run import SceneOptions, clear_scene
+from sader.inference.remover import CloudRemover
 
 rasterio = pytest.importorskip("rasterio")
 OPTIONS = SceneOptions(reference=0, seed=1, count=True)
@@ -113,7 +113,7 @@ def test_a_changed_input_is_another_job(tmp_path, paths, tiny, predicted):
 
 
 def test_two_processes_do_not_write_one_output(tmp_path, paths, tiny):
-    from sader.geo.workfolder import WorkFolder
+    from sader.geo.scene.resume import WorkFolder
 
     out = tmp_path / "c.tif"
     with (
@@ -124,7 +124,7 @@ def test_two_processes_do_not_write_one_output(tmp_path, paths, tiny):
 
 
 def test_a_full_disk_is_said_and_the_work_kept(tmp_path, paths, tiny, monkeypatch, predicted):
-    from sader.geo.cog import RowFile
+    from sader.geo.scene.cog import RowFile
 
     out, write = tmp_path / "o" / "c.tif", RowFile.write
 
@@ -147,7 +147,7 @@ def test_an_input_that_breaks_in_the_middle_leaves_nothing(tmp_path, tiny, write
     good = write_date(tmp_path / "in" / "a.tif", land(0, size=(600, 90)))
     bad = write_date(tmp_path / "in" / "b.tif", land(1, size=(600, 90)))
     stack = stack_of([good, bad], tiny)
-    from sader.geo.raster import close_files
+    from sader.geo.read.raster import close_files
 
     out = tmp_path / "o" / "c.tif"
 
@@ -172,7 +172,7 @@ def test_what_differs_is_named():
 def test_killed_at_any_moment(tmp_path, paths, tiny, tiny_file, kills):
     """kill -9 on the real program after so many tiles, then once to the end: the result of an undisturbed run."""
     out = tmp_path / "o" / "c.tif"
-    command = [sys.executable, "-m", "sader.cli", "remove", *map(str, paths), "-o", str(out), "--no-item",
+    command = [sys.executable, "-m", "sader", "remove", *map(str, paths), "-o", str(out), "--no-item",
                "--model", str(tiny_file), "--tile", "32", "--overlap", "8", "--reference", "2022-03-10", "--steps", "3",
                "--device", "cpu"]  # fmt: skip
     environment = os.environ | {"OMP_NUM_THREADS": "1"}

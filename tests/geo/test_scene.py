@@ -11,11 +11,11 @@ import pytest
 
 from sader.checkpoint import Checkpoint
 from sader.errors import ConfigError, DataError, OutputError
-from sader.geo.assemble import build_stack
-from sader.geo.scene import NODATA, OBSERVED, RECONSTRUCTED, SceneOptions, clear_scene
-from sader.geo.sources import open_sources
+from sader.geo.align import build_stack
+from sader.geo.read.sources import open_sources
+from sader.geo.scene.run import NODATA, OBSERVED, RECONSTRUCTED, SceneOptions, clear_scene
 from sader.geo.stack import Grid
-from sader.pipeline import CloudRemover
+from sader.inference.remover import CloudRemover
 
 rasterio = pytest.importorskip("rasterio")
 CLOUD = (slice(10, 40), slice(20, 60))
@@ -126,7 +126,7 @@ def test_files_and_arrays_agree_on_a_scene_of_several_tiles(tmp_path, dates, tin
 
 def test_tile_by_tile_is_predict(tiny, land):
     """`predict_tile` with `plan_windows`, `scene_match` and `Blend` gives the bits of `predict`."""
-    from sader.tiling import Blend, plan_windows
+    from sader.inference.tiling import Blend, plan_windows
 
     cloudy = np.stack([land(n) for n in range(3)]) * np.float32(1e-4)
     mask = np.random.default_rng(0).random((3, 70, 90)) < 0.2
@@ -384,7 +384,7 @@ def test_memory_runs_out_and_the_batch_is_halved(tmp_path, dates, tiny, monkeypa
         return work(self, tiles, **given)
 
     monkeypatch.setattr(CloudRemover, "predict_tiles", hungry)
-    from sader.geo.job import SceneJob
+    from sader.geo.scene.tiles import SceneJob
 
     start = SceneJob.__init__
 
@@ -426,7 +426,7 @@ def test_an_existing_output_is_kept_unless_told(tmp_path, dates, tiny):
 def test_not_enough_room_is_said_before_the_work(tmp_path, dates, tiny, monkeypatch):
     paths, _, _ = dates
     usage = type("usage", (), {"free": 100_000})
-    monkeypatch.setattr("sader.geo.publish.shutil.disk_usage", lambda path: usage)
+    monkeypatch.setattr("sader.geo.scene.publish.shutil.disk_usage", lambda path: usage)
     with pytest.raises(OutputError, match=r"takes up to \d+\.\d MB while it is made; 0\.1 MB are free"):
         clear_scene(stack_of(paths, tiny), tiny, tmp_path / "c.tif", notice=quiet)
     assert not list(tmp_path.glob(".*"))

@@ -9,13 +9,13 @@ import numpy as np
 import pytest
 
 from sader.checkpoint import Checkpoint
-from sader.data.synthetic import make_place, make_series
-from sader.geo.assemble import build_stack
-from sader.geo.scene import SceneOptions, clear_scene
+from sader.data.synthetic.scene import make_place, make_series
+from sader.geo.align import build_stack
+from sader.geo.read.sources import open_sources
+from sader.geo.scene.run import SceneOptions, clear_scene
 from sader.geo.seams import find_seams
-from sader.geo.sources import open_sources
-from sader.pipeline import CloudRemover
-from sader.tiling import Window, plan_windows
+from sader.inference.remover import CloudRemover
+from sader.inference.tiling import Window, plan_windows
 
 BANDS = ("B02", "B03", "B04", "B08")
 SQUARES = [Window(row, col, 96, 96) for row in (0, 96, 192) for col in (0, 96, 192)]

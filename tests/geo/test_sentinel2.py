@@ -12,9 +12,9 @@ import pytest
 
 from sader.bands import BANDS_12, BANDS_13
 from sader.errors import BandError, DataError
-from sader.geo.sentinel2 import BANDS, is_safe, open_safe, parse_xml, read_product_info
+from sader.geo.read.sentinel2 import BANDS, is_safe, open_safe, parse_xml, read_product_info
 from sader.geo.stack import DateSource
-from sader.tiling import Window
+from sader.inference.tiling import Window
 
 rasterio = pytest.importorskip("rasterio")
 FINE = ("B02", "B03", "B04", "B08")
@@ -351,7 +351,7 @@ def test_metadata_without_a_time(make_safe):
 
 def test_the_command_on_products(make_safe, scene_counts, tmp_path, capsys):
     """`sader remove A.SAFE B.SAFE C.SAFE -o clear.tif`: old and new baselines together, by the shipped weights."""
-    from sader.cli import main
+    from sader.cli.main import main
 
     made = [
         make_safe("L2A", baseline="03.01", offset=None, day="20211110", bands=FINE),
@@ -375,7 +375,7 @@ def test_the_command_on_products(make_safe, scene_counts, tmp_path, capsys):
 
 
 def test_the_command_on_a_broken_product(make_safe, tmp_path, capsys):
-    from sader.cli import main
+    from sader.cli.main import main
 
     root = make_safe("L2A", bands=FINE)
     (root / "MTD_MSIL2A.xml").unlink()

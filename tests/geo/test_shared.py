@@ -11,17 +11,19 @@ import torch
 
 from sader.checkpoint import Checkpoint
 from sader.errors import DataError
-from sader.fast import FastOptions
-from sader.geo import cog, scene, shared
-from sader.geo.cloudmask import with_masks
-from sader.geo.shared import SharedBlocks, quick_change
-from sader.geo.sources import open_sources
+from sader.geo.read.masks import with_masks
+from sader.geo.read.sources import open_sources
+from sader.geo.scene import block_cache as shared
+from sader.geo.scene import cog
+from sader.geo.scene import run as scene
+from sader.geo.scene.block_cache import SharedBlocks, quick_change
+from sader.geo.scene.warmup import WarmUp, worth_fusing
 from sader.geo.stack import GeoStack
-from sader.geo.warmup import WarmUp, worth_fusing
+from sader.inference.accelerate import FastOptions
+from sader.inference.remover import CloudRemover
+from sader.inference.scene_match import SceneMatch
+from sader.inference.tiling import Window, plan_windows
 from sader.model.matching import MOST_CHANGE
-from sader.pipeline import CloudRemover
-from sader.scenematch import SceneMatch
-from sader.tiling import Window, plan_windows
 
 rasterio = pytest.importorskip("rasterio")
 BANDS = ("B02", "B03", "B04", "B08")
@@ -167,7 +169,7 @@ def test_a_warm_up_that_fails_stops_nothing(stack, tiny, monkeypatch, caplog):
         raise RuntimeError("no such kernel")
 
     monkeypatch.setattr(CloudRemover, "predict_tiles", broken)
-    with caplog.at_level("INFO", logger="sader.geo.warmup"):
+    with caplog.at_level("INFO", logger="sader.geo.scene.warmup"):
         WarmUp(stack, tiny, steps=None, samples=1, wanted=True).wait()
     assert asked, "nothing was computed beforehand"
     assert "warm-up failed (RuntimeError: no such kernel)" in caplog.text
@@ -194,7 +196,7 @@ def test_a_warm_up_of_backend_quick_computes(stack, tiny, caplog):
     quick = CloudRemover(
         Checkpoint(tiny.denoiser, tiny.config, {}), device="cpu", options=replace(tiny.options, backend="quick")
     )
-    with caplog.at_level("INFO", logger="sader.geo.warmup"):
+    with caplog.at_level("INFO", logger="sader.geo.scene.warmup"):
         WarmUp(stack, quick, steps=None, samples=1, wanted=True).wait()
     assert "warm-up:" in caplog.text
     assert "failed" not in caplog.text

@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 
 from sader.errors import BandError, DataError, ShapeError
-from sader.geo.arrays import ArraySource, source_from
-from sader.geo.geotiff import date_in, open_geotiff
-from sader.geo.sources import open_sources
+from sader.geo.read.arrays import ArraySource, source_from
+from sader.geo.read.geotiff import date_in, open_geotiff
+from sader.geo.read.sources import open_sources
 from sader.geo.stack import DateSource, Grid, ValueCoding
-from sader.tiling import Window
+from sader.inference.tiling import Window
 
 rasterio = pytest.importorskip("rasterio")
 WHOLE = Window(0, 0, 70, 90)
@@ -203,7 +203,7 @@ def test_bands_choose_among_those_of_items_and_products(make_item, make_safe):
 def test_signatures_are_not_shown():
     from urllib.parse import quote
 
-    from sader.geo.raster import shown
+    from sader.geo.read.raster import shown
 
     name = f"/vsicurl?max_retry=4&url={quote('https://host/a b.tif?sig=secret', safe='')}"
     assert shown(name) == "https://host/a b.tif"
@@ -213,7 +213,7 @@ def test_signatures_are_not_shown():
 
 
 def test_the_model_is_chosen_by_the_bands(tmp_path, write_date, land):
-    from sader.geo.run import choose_model
+    from sader.geo.remove import choose_model
 
     said: list[str] = []
     four, five = ("B02", "B03", "B04", "B08"), ("B02", "B03", "B04", "B08", "B11")

@@ -15,12 +15,12 @@ import numpy as np
 import pytest
 
 from sader.errors import BandError, ConfigError, DataError
-from sader.geo.area import crop_grid, parse_bbox, parse_dates
-from sader.geo.products import MosaicSource
-from sader.geo.stac import is_stac, load_xarray, open_items, search, write_item
-from sader.geo.stac_assets import _grid, bands_of, classification_of, locate
+from sader.geo.grid import crop_grid, parse_bbox, parse_dates
+from sader.geo.read.products import MosaicSource
+from sader.geo.stac.assets import _grid, bands_of, classification_of, locate
+from sader.geo.stac.search import is_stac, load_xarray, open_items, search, write_item
 from sader.geo.stack import DateSource, Grid
-from sader.tiling import Window
+from sader.inference.tiling import Window
 
 rasterio = pytest.importorskip("rasterio")
 RGBN = ("B02", "B03", "B04", "B08")
@@ -485,7 +485,7 @@ def test_files_of_the_catalogue_are_not_opened(api, make_item, monkeypatch):
         asset["proj:shape"] = [1200 // size, 1200 // size]
     item["properties"]["proj:epsg"] = 32632
     handler.items[:] = [item]
-    from sader.geo import products
+    from sader.geo.read import products
 
     monkeypatch.setattr(products, "opened", lambda path: pytest.fail(f"opened {path}"))
     (source,) = search(f"{url}/v1", BBOX, "2022-03-01/2022-03-31")
@@ -516,7 +516,7 @@ def test_through_odc_stac(make_item, scene_counts):
 
 def test_the_command_on_items_and_on_a_search(api, make_item, scene_counts, tmp_path):
     """`sader remove items.json -o out.tif`, and the same dates found by `--stac`: the same pixels come out."""
-    from sader.cli import main
+    from sader.cli.main import main
 
     url, handler = api
     rows = {"20220310": 40, "20220401": 0, "20220520": 60}
@@ -562,7 +562,7 @@ def result_fixture(tmp_path: Path, write_raster) -> Path:
 
 
 def test_the_written_item(result, make_item, make_safe, tmp_path):
-    from sader.geo.sentinel2 import open_safe
+    from sader.geo.read.sentinel2 import open_safe
 
     (first,) = open_items(make_item("20220310"))
     second = open_safe(make_safe("L2A", day="20220520", bands=RGBN))

@@ -12,7 +12,7 @@ pytest.importorskip("rasterio")
 
 
 def test_a_reader_that_is_closed_early_leaves_no_thread():
-    from sader.geo.tileread import read_ahead
+    from sader.geo.scene.tileread import read_ahead
 
     read: list[int] = []
     tiles = read_ahead(range(50), lambda number: read.append(number) or number, ahead=2)  # type: ignore[arg-type]
@@ -24,7 +24,7 @@ def test_a_reader_that_is_closed_early_leaves_no_thread():
 
 def test_an_error_that_ends_the_program_is_the_only_thing_said():
     program = (
-        "from sader.geo.tileread import read_ahead\n"
+        "from sader.geo.scene.tileread import read_ahead\n"
         "tiles = read_ahead(range(9), lambda number: number, ahead=2)\n"
         "next(tiles)\n"
         "raise SystemExit('the true reason')\n"

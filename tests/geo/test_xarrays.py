@@ -11,8 +11,8 @@ import pytest
 
 from sader.checkpoint import Checkpoint, build_model
 from sader.errors import BandError, ConfigError, DataError, SaderError, ShapeError, ValueRangeError
-from sader.geo.xarrays import decoded, find_reference, mask_data, open_cube
-from sader.pipeline import CloudRemover, RemoverOptions
+from sader.geo.xarray.cube import decoded, find_reference, mask_data, open_cube
+from sader.inference.remover import CloudRemover, RemoverOptions
 from sader.presets import get_preset
 
 xr = pytest.importorskip("xarray")

@@ -9,13 +9,13 @@ from torch import nn
 
 from sader.checkpoint import build_model
 from sader.errors import ConfigError
-from sader.export import example_inputs
-from sader.fast import FastOptions, quick_denoiser
+from sader.inference.accelerate import FastOptions, quick_denoiser
+from sader.inference.export import example_inputs
+from sader.inference.quicktiles import QuickTiles
+from sader.inference.tile import TileGraph
 from sader.model.blocks import Gate, ResBlock
 from sader.model.cpublocks import CpuResBlock, DoublingConv, SplitGate, cpu_network, gelu
 from sader.presets import get_preset
-from sader.quicktiles import QuickTiles
-from sader.tilegraph import TileGraph
 
 SMALL = {
     "widths": (16, 16, 32), "blocks": (1, 1, 1), "fusion_width": 16, "key_width": 16, "emb_width": 32,
@@ -103,10 +103,10 @@ def test_tiles_are_those_of_the_plain_path(product, precision, scene):
 
 
 def test_what_suits_a_device(monkeypatch):
-    monkeypatch.setattr("sader.fast.has_bfloat16", lambda: True)
+    monkeypatch.setattr("sader.inference.accelerate.has_bfloat16", lambda: True)
     assert FastOptions.suited(CPU, composite=True) == FastOptions("bfloat16", channels_last=True, cpu_blocks=True)
     assert FastOptions.suited(CPU, composite=False).precision == "float32"
-    monkeypatch.setattr("sader.fast.has_bfloat16", lambda: False)
+    monkeypatch.setattr("sader.inference.accelerate.has_bfloat16", lambda: False)
     assert FastOptions.suited(CPU, composite=True).precision == "float32"
     assert FastOptions.suited(torch.device("cuda"), composite=True).record
     fewer = FastOptions("bfloat16", cpu_blocks=True).fewer()

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from sader.errors import BandError, CheckpointError, ConfigError, OutputError, ShapeError
-from sader.model.guide import (
+from sader.method.guides import (
     ConvGuide,
     ConvGuideConfig,
     LearnedGuide,
@@ -24,7 +24,7 @@ from sader.model.guide import (
     random_block_mask,
     save_guide,
 )
-from sader.model.mae import patchify, rotary_angles, rotate, unpatchify
+from sader.model.masked_autoencoder import patchify, rotary_angles, rotate, unpatchify
 
 TINY = MaskedAutoencoderConfig(
     bands=3, patch=8, dim=32, heads=2, encoder=2, decoder=1, mlp=2, dropout=0.2, positions="learned", grid=4

@@ -13,13 +13,13 @@ import pytest
 import torch
 from torch import Tensor
 
-from sader.complexity import count_macs, count_parameters, on_meta
-from sader.diffusion import Denoiser, DiffusionConfig
 from sader.errors import BandError, ConfigError, ShapeError
+from sader.evaluation.complexity import count_macs, count_parameters, on_meta
+from sader.method.diffusion import Denoiser, DiffusionConfig
+from sader.method.sampling import generator_noise, karras_sigmas, sample
 from sader.model.blocks import reflect_pad
 from sader.model.mtcdn import MTCDN, Condition, MTCDNConfig, drop_modality
 from sader.presets import get_preset
-from sader.sampling import generator_noise, karras_sigmas, sample
 
 PAPER = MTCDNConfig(
     widths=(16, 32),

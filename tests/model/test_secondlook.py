@@ -7,10 +7,10 @@ import torch
 from torch import Tensor
 
 from sader.checkpoint import build_model
+from sader.inference.remover import CloudRemover
 from sader.model.cloudhead import not_clear
 from sader.model.mtcdn import MTCDN, with_anchor
 from sader.model.secondlook import SecondLook
-from sader.pipeline import CloudRemover
 from sader.presets import small
 
 SIDE, BANDS = 32, 4

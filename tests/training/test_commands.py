@@ -11,8 +11,8 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
+from sader.cli.train import register
 from sader.training.__main__ import main
-from sader.training.commands import register
 from sader.training.log import read_log
 
 

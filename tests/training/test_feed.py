@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
+from sader.data.batch import SeriesBatch
 from sader.data.noise import filled_up
-from sader.data.series import SeriesBatch
 from sader.training.feed import BatchFeed, no_search
 
 

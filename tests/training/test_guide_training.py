@@ -11,8 +11,8 @@ import torch
 from sader.data.bank import SeriesBank, SeriesMaker
 from sader.data.plan import MakerSettings
 from sader.errors import TrainingError
-from sader.model.guide import load_guide
-from sader.model.mae import MaskedAutoencoder, MaskedAutoencoderConfig
+from sader.method.guides import load_guide
+from sader.model.masked_autoencoder import MaskedAutoencoder, MaskedAutoencoderConfig
 from sader.training.config import TrainConfig
 from sader.training.guide import GuideMaker, GuideObjective, GuideRunConfig, build_guide, pretrain_guide, run_guide
 from sader.training.log import read_log

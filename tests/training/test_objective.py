@@ -9,7 +9,7 @@ import torch
 
 from sader.checkpoint import build_model
 from sader.config import ModelConfig
-from sader.data.series import SeriesBatch
+from sader.data.batch import SeriesBatch
 from sader.model.mtcdn import MTCDNConfig
 from sader.presets import small
 from sader.training.objective import Objective, ObjectiveConfig, spatial_error, texture_error

@@ -15,10 +15,10 @@ import httpx
 import numpy as np
 import pytest
 
-import sader.viewer.confine as confine_module
-import sader.viewer.paths as paths_module
-from sader.viewer.confine import child_environment
+import sader.viewer.security.folder as paths_module
+import sader.viewer.security.sandbox as confine_module
 from sader.viewer.problems import ForbiddenError
+from sader.viewer.security.sandbox import child_environment
 
 from .conftest import LIMITS, write_date, write_scene
 
@@ -460,8 +460,8 @@ def test_a_zipped_product_is_not_opened(server, place):
 
 SECOND_WALL = """
 import sys
-from sader.viewer.confine import confine
-from sader.viewer.paths import DataFolder
+from sader.viewer.security.sandbox import confine
+from sader.viewer.security.folder import DataFolder
 from sader.viewer.settings import Limits
 from sader.errors import SaderError
 confine(DataFolder(sys.argv[1]), (), Limits())

@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 
 from sader.geo.stack import Grid
-from sader.viewer.guard import CSP, TILE_HOST
-from sader.viewer.mercator import MOST_ERROR, WORLD, mercator_fit
 from sader.viewer.problems import NotFoundError
+from sader.viewer.security.guard import CSP, TILE_HOST
+from sader.viewer.worker.mercator import MOST_ERROR, WORLD, mercator_fit
 
 from .browsing import drawn, until
 from .conftest import write_date

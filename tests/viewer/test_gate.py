@@ -11,8 +11,8 @@ import threading
 
 import pytest
 
-from sader.viewer.confine import child_environment
-from sader.viewer.gate import MOST_HEADER, NOBODY, Gate
+from sader.viewer.security.proxy import MOST_HEADER, NOBODY, Gate
+from sader.viewer.security.sandbox import child_environment
 
 CRS = "import sys; from rasterio.crs import CRS; CRS.from_user_input(sys.argv[1])"
 READ = "import sys, rasterio; rasterio.open(sys.argv[1])"
@@ -67,7 +67,7 @@ def far(monkeypatch):
         asked.append(address)
         return real(listening.getsockname(), timeout=timeout)
 
-    monkeypatch.setattr("sader.viewer.gate.socket.create_connection", connect)
+    monkeypatch.setattr("sader.viewer.security.proxy.socket.create_connection", connect)
     yield real, asked
     listening.close()
 

@@ -11,8 +11,8 @@ from urllib.parse import urlparse
 import pytest
 
 from sader.errors import ConfigError
-from sader.viewer.guard import Sessions
 from sader.viewer.launch import with_token
+from sader.viewer.security.guard import Sessions
 from sader.viewer.settings import ServeSettings, is_loopback
 
 from .conftest import LIMITS, serving

@@ -13,9 +13,9 @@ from dataclasses import replace
 import httpx
 import pytest
 
-from sader.viewer.paths import DataFolder
 from sader.viewer.problems import NoSuchJobError, NotFoundError, QueueFullError, TooLargeError, WorkerError
 from sader.viewer.scenes import SceneStore
+from sader.viewer.security.folder import DataFolder
 from sader.viewer.service import Service
 from sader.viewer.settings import Limits, ServeSettings
 from sader.viewer.store import JobStore
@@ -150,7 +150,7 @@ def program(tmp_path):
             probe.bind(("127.0.0.1", 0))
             port = probe.getsockname()[1]
         process = subprocess.Popen(
-            [sys.executable, "-m", "sader.cli", "serve", str(tmp_path / "data"), "--port", str(port), "--no-browser"],
+            [sys.executable, "-m", "sader", "serve", str(tmp_path / "data"), "--port", str(port), "--no-browser"],
             stderr=subprocess.PIPE, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"},
         )  # fmt: skip
         started.append(process)
@@ -226,14 +226,14 @@ def test_a_port_in_use_and_a_folder_that_cannot_be_are_said_plainly(tmp_path):
         taken.listen()
         port = str(taken.getsockname()[1])
         done = subprocess.run(
-            [sys.executable, "-m", "sader.cli", "serve", str(tmp_path / "d"), "--port", port, "--no-browser"],
+            [sys.executable, "-m", "sader", "serve", str(tmp_path / "d"), "--port", port, "--no-browser"],
             capture_output=True, text=True, check=False,
         )  # fmt: skip
     assert done.returncode == 2
     assert "--port" in done.stderr
     (tmp_path / "file").write_text("")
     done = subprocess.run(
-        [sys.executable, "-m", "sader.cli", "serve", str(tmp_path / "file"), "--port", "0", "--no-browser"],
+        [sys.executable, "-m", "sader", "serve", str(tmp_path / "file"), "--port", "0", "--no-browser"],
         capture_output=True, text=True, check=False,
     )  # fmt: skip
     assert done.returncode == 2

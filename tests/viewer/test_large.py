@@ -142,8 +142,8 @@ def test_a_value_goes_before_the_squares_that_wait(large):
 
 
 def test_what_a_large_scene_shows_as_black_and_white_is_close_to_that_of_all_its_pixels(large, monkeypatch):
-    from sader.geo.sources import open_sources
-    from sader.viewer import pictures
+    from sader.geo.read.sources import open_sources
+    from sader.viewer.worker import pictures
 
     sources = open_sources(sorted((large.data / "scene").glob("*.tif")), notice=lambda text: None)
     some = pictures.shared_limits(sources, sources[0].grid, ("B04", "B03", "B02"))

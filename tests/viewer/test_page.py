@@ -363,7 +363,7 @@ def test_names_of_files_and_bands_are_text_on_the_page(page, server, tmp_path):
 
 def test_names_of_files_are_text_in_a_report(browser, tmp_path):
     """The report has no policy of a server: escaping is all that stands between a name and a script."""
-    from sader.cli import main
+    from sader.cli.main import main
 
     files = [write_date(tmp_path / f"{EVIL}_2022-03-{10 + n}.tif", n) for n in range(2)]
     out = tmp_path / "clear.tif"

@@ -11,10 +11,11 @@ import pytest
 from sader import errors
 from sader.errors import BandError, DataError, OutputError
 from sader.geo.stack import Grid
-from sader.viewer import pictures, problems
-from sader.viewer.layerprogress import LayerProgress, count_layers, counting
-from sader.viewer.paths import DataFolder, upload_name
+from sader.viewer import problems
 from sader.viewer.problems import STATUS, ForbiddenError, NotFoundError, RequestError, error_named, problem, status_of
+from sader.viewer.security.folder import DataFolder, upload_name
+from sader.viewer.worker import pictures
+from sader.viewer.worker.layerprogress import LayerProgress, count_layers, counting
 
 from .conftest import write_date
 

@@ -1,1 +1,5 @@
-"""Other ways to remove clouds, one protocol: `cloudy -> clear`. Import from the module of the method wanted."""
+"""Other methods behind one interface.
+
+`baseline` is the interface, `classical` holds the methods without training; the trained systems of the paper's tables are in
+`systems`, what several of them share in `parts`.
+"""

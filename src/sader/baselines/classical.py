@@ -20,8 +20,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from sader.baselines.filling import fill_smoothly, local_share
 from sader.baselines.scene import Classical, Composed, Scene, classical_method, over_dates, some_date
+from sader.data.filling import fill_smoothly, local_share
 from sader.errors import ConfigError, ValueRangeError, did_you_mean
 
 RIDGE = 1e-4

@@ -11,7 +11,7 @@ from einops import rearrange
 from torch import Tensor
 
 from sader.baselines.configs import RivalConfig
-from sader.data.series import SeriesBatch, to_model_range
+from sader.data.batch import SeriesBatch, to_model_range
 from sader.errors import BandError
 
 NoiseOf = Callable[[int, int], Tensor]

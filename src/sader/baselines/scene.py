@@ -12,8 +12,8 @@ from typing import Protocol
 
 import numpy as np
 
-from sader.baselines.filling import fill_smoothly
-from sader.baselines.rules import estimate_cloud_mask
+from sader.data.cloud_rules import estimate_cloud_mask
+from sader.data.filling import fill_smoothly
 from sader.errors import ConfigError, ShapeError, ValueRangeError
 
 

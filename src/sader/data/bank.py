@@ -17,10 +17,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from sader.data.batch import CLEAR, SHADOW, THICK, THIN, UNKNOWN, SeriesBatch, keyed_generator
 from sader.data.clouds import CloudSettings, apply_clouds, cloud_fields, paste_clouds
 from sader.data.plan import CELL, SINGLE, Catalogue, MakerSettings, Plan, Planner
-from sader.data.pseudodates import PseudoDateSettings, pseudo_dates
-from sader.data.series import CLEAR, SHADOW, THICK, THIN, UNKNOWN, SeriesBatch, keyed_generator
+from sader.data.pseudo_dates import PseudoDateSettings, pseudo_dates
 from sader.data.shards import SeriesRecord, read_shard, shard_files
 from sader.errors import BandError, DataError
 

@@ -11,7 +11,7 @@ from itertools import pairwise
 
 import numpy as np
 
-from sader.data.series import CLEAR, SHADOW, THICK, UNKNOWN
+from sader.data.batch import CLEAR, SHADOW, THICK, UNKNOWN
 from sader.data.shards import SeriesRecord
 from sader.errors import DataError
 

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from sader.data.public import PublicDataset
-from sader.data.readers import MSI, READERS, RGBN, kind_of
+from sader.data.pack import MSI, READERS, RGBN, kind_of
+from sader.data.public.dataset import PublicDataset
 from sader.data.shards import DEFAULT_STEP, SeriesRecord, ShardWriter, split_of
 from sader.errors import BandError, ConfigError, DataError, did_you_mean
 

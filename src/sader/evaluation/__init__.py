@@ -1,5 +1,4 @@
-"""One command scores many methods on the same items with known truth (issue "what must be shown").
+"""Scoring methods on items with a known truth.
 
-`scoring.score_items` gives rows, `summary.summarise` and `summary.markdown` the tables, `run.run_evaluation` all of it
-from files to files. Nothing is imported here: `sader --help` passes through.
+Scores, statistics, costs, tables and figures. The paper's tables are in `reproduce`.
 """

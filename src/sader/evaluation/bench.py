@@ -16,7 +16,7 @@ from zipfile import BadZipFile
 import numpy as np
 
 from sader.checkpoint import write_atomically
-from sader.data.tasks import Item
+from sader.data.items import Item
 from sader.errors import DataError
 from sader.evaluation.costs import MethodCost, cost_of, with_memory
 from sader.evaluation.gallery import Example, choose_examples, cut, example_of

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from sader.baselines.classical import CLASSICAL
-from sader.data.tasks import Item
+from sader.data.items import Item
 from sader.errors import ConfigError, DataError, did_you_mean
 from sader.evaluation.bench import Bench, run_bench
 from sader.evaluation.methods import MASKS, STANDARD, classical_methods, controls, make_method
@@ -29,7 +29,7 @@ from sader.evaluation.run import (
     shared_bands,
 )
 from sader.evaluation.scoring import DEFAULT_METRICS, Method, Progress
-from sader.evaluation.significance import Comparison, compare_rows
+from sader.evaluation.statistics import Comparison, compare_rows
 from sader.evaluation.summary import Summary, summarise
 from sader.evaluation.tables import write_comparison
 

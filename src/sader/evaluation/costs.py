@@ -18,16 +18,16 @@ from typing import Any
 
 import torch
 
-from sader.baselines.description import rival_macs
-from sader.baselines.protocol import RivalModelConfig
-from sader.baselines.registry import AnyModelConfig, build_rival
-from sader.complexity import count_parameters
+from sader.baselines.baseline import RivalModelConfig
 from sader.config import ModelConfig
+from sader.evaluation.complexity import count_parameters
+from sader.evaluation.description import rival_macs
+from sader.evaluation.info import count_cost
 from sader.evaluation.methods import RemoverMethod
 from sader.evaluation.scoring import Method
-from sader.info import count_cost
-from sader.inputs import parse_steps
+from sader.inference.inputs import parse_steps
 from sader.model.mtcdn import MTCDN
+from sader.models import AnyModelConfig, build_rival
 
 
 @dataclass(frozen=True)

@@ -11,16 +11,16 @@ from dataclasses import asdict, dataclass
 import numpy as np
 import torch
 
-from sader.baselines.rules import estimate_cloud_mask
+from sader.data.batch import CLEAR, SHADOW, THICK, UNKNOWN, to_model_range
+from sader.data.cloud_rules import estimate_cloud_mask
 from sader.data.frames import observed
-from sader.data.series import CLEAR, SHADOW, THICK, UNKNOWN, to_model_range
+from sader.data.items import Item
 from sader.data.shards import SeriesRecord
-from sader.data.tasks import Item
 from sader.errors import DataError
 from sader.evaluation.methods import RemoverMethod
-from sader.inputs import prepare_series
+from sader.inference.inputs import prepare_series
+from sader.inference.remover import CloudRemover
 from sader.model.blocks import reflect_pad
-from sader.pipeline import CloudRemover
 
 
 @dataclass(frozen=True)

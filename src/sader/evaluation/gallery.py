@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from sader.data.tasks import Item
+from sader.data.items import Item
 
 if TYPE_CHECKING:
     from PIL import Image
 
-    from sader.picture import Panel
+    from sader.figures.picture import Panel
 
 LARGEST = 512
 """Pixels a side of an example; larger ones are cut, since a figure would shrink them anyway."""
@@ -74,7 +74,7 @@ def draw_gallery(
 
     predictions: method -> its images (C, H, W), one per example; scores: (item, method) -> PSNR for the captions.
     """
-    from sader.picture import Panel, compose, error_picture, stretch_limits, true_colour
+    from sader.figures.picture import Panel, compose, error_picture, stretch_limits, true_colour
 
     rows: list[list[Panel]] = []
     for number, example in enumerate(examples):

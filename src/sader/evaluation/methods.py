@@ -11,11 +11,11 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from sader.baselines.classical import CLASSICAL, flat_truth, get_classical
-from sader.baselines.rules import estimate_cloud_mask
-from sader.data.tasks import Item
+from sader.data.cloud_rules import estimate_cloud_mask
+from sader.data.items import Item
 from sader.errors import ConfigError, did_you_mean
 from sader.evaluation.scoring import Method
-from sader.pipeline import CloudRemover, Removal, RemoverOptions
+from sader.inference.remover import CloudRemover, Removal, RemoverOptions
 
 MASKS = ("true", "reference", "own")
 """true: every date's; reference: that of the reference date alone; own: none, the method finds the clouds itself."""

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
-from sader.data.tasks import Item
+from sader.data.items import Item
 from sader.errors import OutputError
 from sader.evaluation.scoring import LOWER_IS_BETTER, Method, Row
 from sader.evaluation.summary import Summary, markdown
@@ -69,7 +69,7 @@ def write_panels(
     count: int = 2,
 ) -> list[Path]:
     """Write a picture of each best and worst case of the method `shown`: dates, mask, result, rival, truth, error."""
-    from sader.picture import before_after, save_png
+    from sader.figures.picture import before_after, save_png
 
     folder = Path(folder)
     try:

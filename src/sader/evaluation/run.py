@@ -7,10 +7,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from sader.data.datasets import DatasetItems, open_dataset
-from sader.data.public import PublicDataset, ReadOptions
+from sader.data.items import Item, clean_this_date, paper_task, simulated, with_dates
+from sader.data.public.dataset import PublicDataset, ReadOptions
+from sader.data.public.registry import DatasetItems, open_dataset
 from sader.data.shards import SUFFIX, SeriesRecord, read_shards, split_of
-from sader.data.tasks import Item, clean_this_date, paper_task, simulated, with_dates
 from sader.errors import BandError, ConfigError, DataError, did_you_mean
 from sader.evaluation.diagnosis import calibration, evaluate_cloud_head
 from sader.evaluation.methods import MASKS, RemoverMethod, classical_methods, controls, make_method
@@ -195,7 +195,7 @@ def load_records(where: Sequence[Path | str], *, split: str = "val") -> Iterator
 def _records_of(path: Path) -> Iterator[SeriesRecord]:
     if path.suffix == SUFFIX or (path.is_dir() and next(path.glob(f"*{SUFFIX}"), None)):
         return read_shards(path)
-    from sader.data.readers import READERS, kind_of
+    from sader.data.pack import READERS, kind_of
 
     kind = kind_of(path)
     inside = next(path.glob("*.tar"), path) if kind == "eurosat" and path.is_dir() else path

@@ -13,10 +13,10 @@ import numpy as np
 import torch
 
 from sader.bands import rgb_indices
-from sader.data.tasks import Item
+from sader.data.items import Item
 from sader.errors import ConfigError, ShapeError, ValueRangeError, did_you_mean
-from sader.lpips import SMALLEST_SIDE, default_lpips
-from sader.metrics import METRICS, evaluate
+from sader.method.lpips import SMALLEST_SIDE, default_lpips
+from sader.method.metrics import METRICS, evaluate
 
 Method = Callable[[Item], np.ndarray]
 """(Item) -> (C, H, W) reflectance."""

@@ -12,10 +12,10 @@ import numpy as np
 
 from sader.errors import OutputError
 from sader.evaluation.bench import Bench
+from sader.evaluation.figures import Point, draw_pareto, pareto_front
 from sader.evaluation.gallery import draw_gallery
-from sader.evaluation.pareto import Point, draw_pareto, pareto_front
 from sader.evaluation.report import write_report
-from sader.evaluation.significance import Comparison
+from sader.evaluation.statistics import Comparison
 from sader.evaluation.summary import HEADINGS, Summary, counted, plain, region_table, score_cell, table_lines
 
 CASE = "T = 3, 256x256"
@@ -133,7 +133,7 @@ def write_comparison(
     except OSError as error:
         raise OutputError(f"cannot write to {folder}: {error.strerror or error}. Choose another --out.") from error
     try:
-        from sader.picture import save_png
+        from sader.figures.picture import save_png
     except ImportError:  # a training machine may lack Pillow; the figures can be drawn later from the same files
         return files
     label = HEADINGS.get(metric, metric)

@@ -1,6 +1,6 @@
 """Files in, one file out, for a remover that is already there: what `CloudRemover.remove_files` does.
 
-Not from the paper. `sader remove` (`sader.geo.run`) is the same with a model chosen by name and more beside the result.
+Not from the paper. `sader remove` (`geo.remove`) is the same with a model chosen by name and more beside the result.
 """
 
 from __future__ import annotations
@@ -10,19 +10,19 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from sader.bandnames import parse_bands
 from sader.errors import ConfigError, DataError, did_you_mean
-from sader.geo.arrays import LoadFunction, source_from
-from sader.geo.assemble import build_stack
-from sader.geo.bandnames import parse_bands
-from sader.geo.cloudmask import with_masks
+from sader.geo.align import build_stack
 from sader.geo.offset import check_source
-from sader.geo.scene import SceneOptions, SceneReport, check_output, clear_scene
-from sader.geo.sources import open_sources
+from sader.geo.read.arrays import LoadFunction, source_from
+from sader.geo.read.masks import with_masks
+from sader.geo.read.sources import open_sources
+from sader.geo.scene.run import SceneOptions, SceneReport, check_output, clear_scene
 from sader.geo.stack import DateSource
 
 if TYPE_CHECKING:
-    from sader.pipeline import CloudRemover
-    from sader.tiling import Progress
+    from sader.inference.remover import CloudRemover
+    from sader.inference.tiling import Progress
 
 
 def clear_files(

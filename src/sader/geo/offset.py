@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from sader.errors import ConfigError
 from sader.geo.stack import DateSource
-from sader.tiling import Window
+from sader.inference.tiling import Window
 
 QUANTIFICATION = 10000.0
 """Counts per unit of reflectance, unless the metadata say otherwise."""

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from sader.tiling import Window
+from sader.inference.tiling import Window
 
 NEAR, FAR = 4, 28
 """Parallel lines this many pixels away are the measure; nearer ones would see the seam too."""

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sader.errors import ShapeError
-from sader.tiling import Window
+from sader.inference.tiling import Window
 
 Affine6 = tuple[float, float, float, float, float, float]
 """(a, b, c, d, e, f): x = a col + b row + c, y = d col + e row + f, pixel corners, in units of the CRS."""

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from sader.errors import DataError
 from sader.geo.stack import ValueCoding
-from sader.inputs import HIGHEST, LOWEST
+from sader.inference.inputs import HIGHEST, LOWEST
 
 SENTINEL_SCALE = 1e-4
 """Scale of integers that carry no scale of their own: Sentinel-2 counts, reflectance * 10000."""

@@ -21,7 +21,7 @@ Resample = Literal["none", "down", "up"]
 
 
 def is_exporting() -> bool:
-    """Whether a graph for all sizes is being made, in which no size may be known (`sader.export`)."""
+    """Whether a graph for all sizes is being made, in which no size may be known (`sader.inference.export`)."""
     return torch.compiler.is_exporting() or torch.onnx.is_in_onnx_export()
 
 

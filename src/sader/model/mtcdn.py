@@ -221,7 +221,7 @@ class MTCDN(nn.Module):
         reference: (B,) long, the date the result follows, -1 for none. Only read with a composite.
         days: (B, T) days since the first date; needed with date_input="days" (missing = 0, "no date known").
         band_present: bool (B, C), False for bands that are missing in all dates.
-        same_light: the dates were matched over a whole scene already (`sader.scenematch`).
+        same_light: the dates were matched over a whole scene already (`sader.inference.scene_match`).
         """
         config = self.config
         self._check(cloudy, aux)

@@ -9,11 +9,11 @@ from typing import Any, Literal
 
 import yaml
 
-from sader.baselines.protocol import RivalModelConfig
-from sader.baselines.registry import AnyModelConfig, find_config, get_system, model_from_dict
+from sader.baselines.baseline import RivalModelConfig
 from sader.config import ModelConfig, merge, parse_override, to_dict
 from sader.data.plan import MakerSettings
 from sader.errors import ConfigError, TrainingError
+from sader.models import AnyModelConfig, find_config, get_system, model_from_dict
 from sader.training.objective import ObjectiveConfig
 
 

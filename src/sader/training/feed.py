@@ -11,7 +11,7 @@ from typing import Protocol
 
 import torch
 
-from sader.data.series import SeriesBatch
+from sader.data.batch import SeriesBatch
 
 _AHEAD = 2
 """Steps the host may be ahead of the device: enough to keep it busy, few enough to bound memory."""

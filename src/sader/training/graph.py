@@ -13,7 +13,7 @@ from dataclasses import fields, replace
 import torch
 from torch import Tensor
 
-from sader.data.series import SeriesBatch
+from sader.data.batch import SeriesBatch
 
 _WARM_UP = 3
 """Eager steps before recording: they choose algorithms and make the optimisers' state."""

@@ -17,9 +17,9 @@ from torch import Tensor, nn
 from sader.bands import BANDS_RGBN
 from sader.config import merge, parse_override
 from sader.data.bank import SeriesBank, SeriesMaker
+from sader.data.batch import SeriesBatch, keyed_generator
 from sader.data.plan import MakerSettings
-from sader.data.series import SeriesBatch, keyed_generator
-from sader.model.guide import (
+from sader.method.guides import (
     ConvGuide,
     ConvGuideConfig,
     MaskedAutoencoder,

@@ -6,10 +6,10 @@ import dataclasses
 from collections.abc import Sequence
 from pathlib import Path
 
-from sader.baselines.registry import model_from_dict
 from sader.checkpoint import find_checkpoint, read_header
 from sader.config import parse_override
 from sader.errors import ConfigError, TrainingError
+from sader.models import model_from_dict
 from sader.training.config import RunConfig, load_run_config, merged, resolve
 from sader.training.run import CONFIG_FILE, fit
 

@@ -20,8 +20,8 @@ import torch.distributed
 from pytorch_lightning import LightningModule
 from torch import Tensor, nn
 
-from sader.baselines.protocol import MAIN, Phase, Rival
-from sader.data.series import SeriesBatch, keyed_generator
+from sader.baselines.baseline import MAIN, Phase, Rival
+from sader.data.batch import SeriesBatch, keyed_generator
 from sader.errors import ConfigError, TrainingError
 from sader.training.config import TrainConfig
 from sader.training.ema import Ema

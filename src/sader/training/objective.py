@@ -12,10 +12,10 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from sader.bands import rgb_indices
-from sader.baselines.protocol import MAIN, Rival
-from sader.data.series import SeriesBatch, to_model_range
-from sader.diffusion import Denoiser
-from sader.losses import CloudAwareLoss, CloudAwareLossConfig
+from sader.baselines.baseline import MAIN, Rival
+from sader.data.batch import SeriesBatch, to_model_range
+from sader.method.diffusion import Denoiser
+from sader.method.losses import CloudAwareLoss, CloudAwareLossConfig
 from sader.model.cloudhead import not_clear
 from sader.model.composite import classical_blend
 from sader.model.mtcdn import MTCDN, Condition, with_anchor

@@ -20,13 +20,13 @@ from pytorch_lightning.strategies import DDPStrategy
 from pytorch_lightning.utilities.rank_zero import rank_zero_only
 from torch.utils.data import DataLoader
 
-from sader.baselines.protocol import Rival
+from sader.baselines.baseline import Rival
 from sader.checkpoint import build_model, find_checkpoint, load_checkpoint, save_checkpoint, write_atomically
 from sader.config import to_dict
 from sader.data.bank import SeriesBank, SeriesMaker
 from sader.data.shards import shard_files
-from sader.diffusion import Denoiser
 from sader.errors import TrainingError
+from sader.method.diffusion import Denoiser
 from sader.training.card import count_sources, make_card, parent_card
 from sader.training.config import RunConfig, TrainConfig, differing_keys, load_run_config, save_run_config
 from sader.training.feed import Maker

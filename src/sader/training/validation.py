@@ -10,12 +10,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from sader.baselines.protocol import Rival, generator_noise, inputs_of
-from sader.baselines.registry import AnyModelConfig
-from sader.data.series import SeriesBatch, keyed_generator, to_model_range, to_reflectance
-from sader.diffusion import Denoiser
+from sader.baselines.baseline import Rival, generator_noise, inputs_of
+from sader.data.batch import SeriesBatch, keyed_generator, to_model_range, to_reflectance
+from sader.method.diffusion import Denoiser
+from sader.method.sampling import karras_sigmas, sample
 from sader.model.mtcdn import MTCDN
-from sader.sampling import karras_sigmas, sample
+from sader.models import AnyModelConfig
 from sader.training.feed import Maker
 from sader.training.module import LossOf
 
@@ -121,7 +121,7 @@ def save_panel(
 ) -> bool:
     """Write a PNG with one row per series: dates, composite, result, target. False where Pillow is not installed."""
     try:
-        from sader.picture import Panel, compose, save_png, stretch_limits, true_colour
+        from sader.figures.picture import Panel, compose, save_png, stretch_limits, true_colour
     except ImportError:
         return False
     bands = config.network.bands

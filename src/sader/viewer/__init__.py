@@ -1,1 +1,4 @@
-"""`sader serve`: a local page to look at scenes and results, and the same service as an OGC API - Processes."""
+"""The local page and the OGC API of `sader serve`.
+
+Requests, jobs and scenes. Computation happens in the processes of `worker`; what protects the machine is in `security`.
+"""

@@ -19,9 +19,9 @@ from starlette.exceptions import HTTPException
 from sader._version import __version__
 from sader.errors import SaderError
 from sader.viewer import ogc
-from sader.viewer.guard import COOKIE, SESSION_S, Guard, Sessions
 from sader.viewer.problems import NoSuchProcessError, problem
 from sader.viewer.schema import Execute, NewScene, Reading, Token
+from sader.viewer.security.guard import COOKIE, SESSION_S, Guard, Sessions
 from sader.viewer.service import Service
 from sader.viewer.settings import ServeSettings
 

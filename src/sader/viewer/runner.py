@@ -11,13 +11,13 @@ from pathlib import Path
 from typing import Any
 
 from sader.errors import SaderError
-from sader.viewer.gate import Gate
-from sader.viewer.paths import DataFolder
 from sader.viewer.problems import GoneError, WorkerError
-from sader.viewer.process import Child
 from sader.viewer.scenes import SceneStore
+from sader.viewer.security.folder import DataFolder
+from sader.viewer.security.proxy import Gate
 from sader.viewer.settings import ServeSettings
 from sader.viewer.store import Job, JobStore
+from sader.viewer.worker.process import Child
 
 MOST_ATTEMPTS = 3
 SWEEP_S = 60.0

@@ -15,8 +15,8 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from sader.viewer.paths import UPLOADS, DataFolder, upload_name
 from sader.viewer.problems import ConflictError, NotFoundError, RequestError, TooLargeError
+from sader.viewer.security.folder import UPLOADS, DataFolder, upload_name
 from sader.viewer.settings import Limits
 
 _ID = re.compile(r"[a-f0-9]{24}")

@@ -10,8 +10,6 @@ from typing import Any
 
 from sader.errors import ConfigError
 from sader.viewer import ogc
-from sader.viewer.gate import Gate
-from sader.viewer.paths import DataFolder, is_text
 from sader.viewer.problems import (
     ConflictError,
     ForbiddenError,
@@ -21,12 +19,14 @@ from sader.viewer.problems import (
     TooLargeError,
     error_named,
 )
-from sader.viewer.process import Child
 from sader.viewer.runner import Runner
 from sader.viewer.scenes import Scene, SceneStore
 from sader.viewer.schema import Execute, RemoveInputs
+from sader.viewer.security.folder import DataFolder, is_text
+from sader.viewer.security.proxy import Gate
 from sader.viewer.settings import ServeSettings
 from sader.viewer.store import Job, JobStore
+from sader.viewer.worker.process import Child
 
 SEEN = (".tif", ".tiff", ".jp2", ".json", ".geojson")
 MOST_LISTED = 500

@@ -1,0 +1,226 @@
+"""One protocol for every rival system: a series of cloudy dates in, a clear image out; losses per optimiser.
+
+A system is one file: a frozen config (a subclass of `RivalConfig`), a network (a subclass of `Rival`) and its `SYSTEM`
+with the facts. What is the same for all lives here, in `configs.py` and in `inputs.py`: padding to the network's
+multiple, the choice of dates for networks with a fixed number of them, missing pixels and bands, and what a loss may
+count. Training is in `sader.training`, tiles and files elsewhere; nothing here knows them.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import torch
+from einops import rearrange
+from torch import Tensor, nn
+
+from sader.baselines.configs import RivalConfig, RivalModelConfig
+from sader.baselines.inputs import NoiseOf, RivalInputs, generator_noise, in_blocks, inputs_of
+from sader.data.batch import SeriesBatch, to_model_range
+from sader.errors import BandError, ConfigError, ShapeError
+from sader.model.blocks import reflect_pad
+
+__all__ = [
+    "MAIN", "Example", "NoiseOf", "Phase", "Rival", "RivalConfig", "RivalInputs", "RivalModelConfig", "System",
+    "generator_noise", "inputs_of",
+]  # fmt: skip
+
+MAIN = "generator"
+"""The phase whose loss is "loss" in the log; the only one of a system without a discriminator."""
+
+
+class Example(NamedTuple):
+    """One padded micro-batch: inputs, target and what may be counted."""
+
+    inputs: RivalInputs
+    clear: Tensor
+    """(B, C, H, W) in [-1, 1]."""
+    weight: Tensor
+    """float (B, C, H, W): 1 where the target is true, 0 elsewhere (unknown pixels, missing bands, padding)."""
+
+    def known(self, image: Tensor) -> Tensor:
+        """Return the target, with `image` (without its gradient) where the target is unknown: what may be looked at
+        as a real image by a discriminator or noised by a diffusion."""
+        return torch.where(self.weight > 0, self.clear, image.detach().to(self.clear.dtype))
+
+    def mean(self, error: Tensor) -> Tensor:
+        """Return the mean of `error` (B, C, H, W) over the values that count."""
+        return (self.weight * error).sum() / self.weight.sum().clamp(min=1.0)
+
+
+class Phase(NamedTuple):
+    """The loss of one optimiser; `terms` are detached scalars for the log."""
+
+    name: str
+    """A key of `Rival.parameter_groups`."""
+    loss: Tensor
+    terms: Mapping[str, Tensor]
+
+
+class Rival(nn.Module, ABC):
+    """A rival system. Subclasses write `phases_of`, `clear_image`, and `forward` where it differs.
+
+    `forward(inputs)` is one evaluation as the paper's complexity table counts it; `predict` is the whole answer.
+    Nothing is drawn from a global generator outside of dropout layers: training noise comes from the generator handed
+    to `losses`, sampling noise from `NoiseOf`. In evaluation mode nothing may change the module's state.
+    """
+
+    recordable = False
+    """Whether a training step may be recorded as a CUDA graph; `registry.build_rival` sets `System.recordable`."""
+
+    def __init__(self, config: RivalConfig) -> None:
+        super().__init__()
+        self.config = config
+
+    # ---------------------------------------------------------------- what a system writes
+
+    @abstractmethod
+    def phases_of(self, example: Example, generator: torch.Generator) -> Iterator[Phase]:
+        """Yield the loss of each optimiser, in the order the training needs.
+
+        The trainer moves that optimiser's parameters before it asks for the next phase, so a loss written after a
+        `yield` sees the moved weights. Shapes are multiples of `config.multiple`. Each name comes exactly once.
+        """
+
+    @abstractmethod
+    def clear_image(self, inputs: RivalInputs, noise: NoiseOf, *, steps: int | None = None) -> Tensor:
+        """Return the clear image (B, C, H, W) in the model's range; sizes are multiples already.
+
+        steps: for systems with a sampler; None = `config.steps`. Others never see anything but None.
+        """
+
+    def forward(self, inputs: RivalInputs) -> Tensor:
+        """Return the clear image of one evaluation (B, C, H, W)."""
+        return self.clear_image(inputs, _no_noise)
+
+    @property
+    def counted(self) -> nn.Module:
+        """The part whose parameters the paper counts; discriminators and the like are not in it."""
+        return self
+
+    @property
+    def evaluations(self) -> int:
+        """Evaluations of the network in one default prediction."""
+        return self.config.steps or 1
+
+    def parameter_groups(self) -> dict[str, list[nn.Parameter]]:
+        """Return the trained parameters by phase, in the order of `phases_of`."""
+        return {MAIN: [p for p in self.parameters() if p.requires_grad]}
+
+    def memory(self) -> dict[str, Tensor]:
+        """Return what training remembers beside weights and buffers, for its checkpoints; exported weights lack it."""
+        return {}
+
+    def remember(self, memory: Mapping[str, Tensor]) -> None:
+        """Take over what `memory` returned."""
+
+    # ---------------------------------------------------------------- the same for all
+
+    def losses(self, batch: SeriesBatch, generator: torch.Generator) -> Iterator[Phase]:
+        """Yield the phases of one micro-batch; see `phases_of`."""
+        yield from self.phases_of(self.example(batch), generator)
+
+    def example(self, batch: SeriesBatch) -> Example:
+        """Return the batch in the model's range, masked, and padded to the network's multiple."""
+        count, (height, width) = self.config.channels, self.padded_size(*batch.clear.shape[-2:])
+        if self.config.fixed_size is not None and (height, width) != (self.config.fixed_size,) * 2:
+            size = self.config.fixed_size
+            raise ShapeError(
+                f"the images are {batch.clear.shape[-2]}x{batch.clear.shape[-1]}; this network learns on at most "
+                f"{size}x{size}. Use train.crop={size}, or another network.size."
+            )
+        inputs = inputs_of(batch, self.config).map_images(lambda x: reflect_pad(x, height, width))
+        weight = (batch.scored[:, None] & batch.band_present[:, :count, None, None]).to(torch.float32)
+        pad = (0, width - weight.shape[-1], 0, height - weight.shape[-2])
+        clear = reflect_pad(to_model_range(batch.clear[:, :count]), height, width)
+        return Example(inputs, clear, nn.functional.pad(weight, pad))
+
+    def predict(self, inputs: RivalInputs, noise: NoiseOf, *, steps: int | None = None) -> Tensor:
+        """Return the clear image (B, C, H, W) in the model's range, any number of dates and any size.
+
+        Sizes that the network cannot take are extended by reflection and cut again; a network of one fixed size sees
+        the image in blocks of it.
+        """
+        self._check(inputs, steps)
+        height, width = inputs.cloudy.shape[-2:]
+        rows, columns = self.padded_size(height, width)
+        padded = inputs.map_images(lambda x: reflect_pad(x, rows, columns))
+
+        def extended(draw: int, channels: int) -> Tensor:
+            return self._blocks(reflect_pad(noise(draw, channels), rows, columns))
+
+        image = self.clear_image(in_blocks(padded, self._blocks), extended, steps=steps).float()
+        if self.config.fixed_size is not None:
+            image = rearrange(
+                image, "(b i j) c h w -> b c (i h) (j w)", b=len(inputs.cloudy), i=rows // self.config.fixed_size
+            )
+        return image[..., :height, :width]
+
+    def padded_size(self, height: int, width: int) -> tuple[int, int]:
+        """Return the size rounded up to the network's multiple."""
+        multiple = self.config.multiple
+        return -(-height // multiple) * multiple, -(-width // multiple) * multiple
+
+    def _blocks(self, x: Tensor) -> Tensor:
+        """Return (B, ..., H, W) as blocks of the fixed size folded into the batch; unchanged without a fixed size."""
+        size = self.config.fixed_size
+        if size is None:
+            return x
+        return rearrange(x, "b ... (i h) (j w) -> (b i j) ... h w", h=size, w=size)
+
+    def _check(self, inputs: RivalInputs, steps: int | None) -> None:
+        config = self.config
+        if inputs.cloudy.ndim != 5 or inputs.cloudy.shape[2] != config.channels:
+            raise ShapeError(
+                f"cloudy is {tuple(inputs.cloudy.shape)}; expected (B, T, C, H, W) with C = {config.channels} bands: "
+                f"{', '.join(config.bands)}."
+            )
+        given = 0 if inputs.aux is None else inputs.aux.shape[2]
+        if given != len(config.aux_bands):
+            wanted = ", ".join(config.aux_bands) or "none"
+            raise BandError(
+                f"{given} auxiliary bands were given; this model wants {len(config.aux_bands)} ({wanted}) for every "
+                "date. Pass aux=."
+            )
+        if steps is not None and config.steps is None:
+            raise ConfigError(f"steps is {steps}, but this model answers in one pass and takes no steps; leave it out.")
+
+
+@dataclass(frozen=True)
+class System:
+    """One rival: its name, its classes and the facts about it (BASELINES). One per file, called `SYSTEM`."""
+
+    name: str
+    title: str
+    """As the tables spell it."""
+    year: int
+    config: type[RivalConfig]
+    network: Callable[[Any], Rival]
+    """The subclass of `Rival`, called with a config."""
+    paper_parameters: float | None
+    """Millions, in the SADER paper's complexity table; None = not listed."""
+    paper_gmacs: float | None
+    """10^9 multiply-accumulates in the same table; None = not listed."""
+    assumed: bool = False
+    """"Sizes assumed": the facts do not fix the network, so scores say little about the published one."""
+    reference: str = ""
+    """Where it was published."""
+    note: str = ""
+    """What a reader of the figures should know, such as why a count differs from the printed one."""
+    recordable: bool = False
+    """Whether a training step may be recorded as a CUDA graph: its work depends on shapes alone, never on values, and
+    the test marked `gpu` has seen a recorded step equal an eager one. Networks with dropout are never recorded."""
+    train: Mapping[str, Any] = field(default_factory=dict)
+    """Changes to `training.config.TrainConfig`: the published optimiser settings."""
+
+    @property
+    def label(self) -> str:
+        """The name for tables, with the mark that HOUSE asks for."""
+        return f"{self.title} (sizes assumed)" if self.assumed else self.title
+
+
+def _no_noise(draw: int, channels: int) -> Tensor:
+    raise AssertionError("this network draws no noise; override forward")

@@ -1,0 +1,96 @@
+"""AE (Sintarasirikulchai et al. 2018): one convolutional autoencoder per band. Reimplementation, sizes assumed.
+
+Fact (BASELINES 3): one convolutional autoencoder for each band, independent of the others; its input is that band at
+several dates. The paper's table says 6.53 M parameters and 17.78 GMACs.
+Choice (layer sizes and optimiser are not known, no code is public): four stride-2 3x3 convolutions, one 3x3 convolution
+at the coarsest level, four transposed ones back, ReLU, no skips; widths chosen for 6.53 M over four bands; squared
+error; Adam 1e-3 with a cosine. Bands run side by side as groups of one convolution. A pixel or date that is missing is
+0; the date to clean, where there is one, comes first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import pairwise
+
+import torch
+from einops import rearrange
+from torch import Tensor, nn
+
+from sader.baselines.baseline import MAIN, Example, NoiseOf, Phase, Rival, RivalConfig, RivalInputs, System
+from sader.errors import ConfigError
+
+
+@dataclass(frozen=True)
+class AutoencoderConfig(RivalConfig):
+    """Sizes of each band's autoencoder."""
+
+    widths: tuple[int, ...] = (32, 64, 128, 248)
+    """Channels after each stride-2 convolution."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.aux_bands:
+            raise ConfigError(
+                f"network.aux_bands is {list(self.aux_bands)}; each autoencoder sees its own band alone. Leave it "
+                "empty."
+            )
+
+    @property
+    def multiple(self) -> int:
+        return 2 ** len(self.widths)
+
+
+class BandAutoencoders(nn.Sequential):
+    """(B, C * T, H, W), the dates of a band beside each other -> (B, C, H, W); C autoencoders as groups."""
+
+    def __init__(self, bands: int, dates: int, widths: tuple[int, ...]) -> None:
+        wide = [dates, *widths]
+        layers: list[nn.Module] = []
+        for before, width in pairwise(wide):
+            layers += [nn.Conv2d(bands * before, bands * width, 3, stride=2, padding=1, groups=bands), nn.ReLU()]
+        layers += [nn.Conv2d(bands * wide[-1], bands * wide[-1], 3, padding=1, groups=bands), nn.ReLU()]
+        back = [*reversed(widths), widths[0]]
+        for before, width in pairwise(back):
+            conv = nn.ConvTranspose2d(bands * before, bands * width, 4, stride=2, padding=1, groups=bands)
+            layers += [conv, nn.ReLU()]
+        super().__init__(*layers, nn.Conv2d(bands * widths[0], bands, 3, padding=1, groups=bands))
+
+
+class Autoencoders(Rival):
+    """All bands' autoencoders; squared error."""
+
+    config: AutoencoderConfig
+
+    def __init__(self, config: AutoencoderConfig) -> None:
+        super().__init__(config)
+        assert config.dates is not None
+        self.network = BandAutoencoders(config.channels, config.dates, config.widths)
+
+    def clear_image(self, inputs: RivalInputs, noise: NoiseOf, *, steps: int | None = None) -> Tensor:
+        assert self.config.dates is not None
+        dates = inputs.arranged(self.config.dates).cloudy
+        return self.network(rearrange(dates, "b t c h w -> b (c t) h w"))
+
+    def phases_of(self, example: Example, generator: torch.Generator) -> Iterator[Phase]:
+        error = (self(example.inputs).float() - example.clear).square()
+        yield Phase(MAIN, example.mean(error), {})
+
+
+SYSTEM = System(
+    name="ae",
+    title="AE",
+    year=2018,
+    config=AutoencoderConfig,
+    network=Autoencoders,
+    paper_parameters=6.53,
+    paper_gmacs=17.78,
+    assumed=True,
+    reference="Sintarasirikulchai et al., IEEE 8620054, 2018",
+    recordable=True,
+    train={
+        "optimizer": "adam", "adam_lr": 1e-3, "betas": (0.9, 0.999), "schedule": "cosine", "warmup": 0.0, "clip": 1.0,
+        "ema_decay": 0.0, "dates": 3,
+    },
+)  # fmt: skip

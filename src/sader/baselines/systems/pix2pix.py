@@ -1,0 +1,64 @@
+"""Pix2Pix (Isola et al. 2017, "Image-to-Image Translation with Conditional Adversarial Networks"), dates concatenated.
+
+Fact (BASELINES 2): the size of the paper's table means the 9-block ResNet generator, not the U-Net; vanilla conditional
+GAN + 100 L1; 70x70 PatchGAN; the common optimiser (Adam 2e-4, betas 0.5, 0.999), batch 1.
+Choice: batch norm and no dropout; four bands in and out (the facts leave 3 or 4 out open); the date to clean, where
+there is one, comes first.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from sader.baselines.baseline import RivalConfig, RivalInputs, System
+from sader.baselines.parts.adversarial import GAN_RECIPE, ConditionalGan, PatchDiscriminator, normal_init
+from sader.baselines.parts.resnet import ResNetGenerator
+
+
+@dataclass(frozen=True)
+class Pix2PixConfig(RivalConfig):
+    """Sizes of the ResNet generator and its discriminator."""
+
+    width: int = 64
+    """Channels at full size; doubled at each of the two levels."""
+    blocks: int = 9
+    """Residual blocks at a quarter of the size."""
+    judge_widths: tuple[int, ...] = (64, 128, 256)
+    """Channels of the discriminator's stride-2 convolutions."""
+
+    @property
+    def multiple(self) -> int:
+        return 4
+
+
+class Pix2Pix(ConditionalGan):
+    """ResNet generator on the stacked dates, conditional PatchGAN."""
+
+    config: Pix2PixConfig
+
+    def __init__(self, config: Pix2PixConfig) -> None:
+        super().__init__(config)
+        assert config.dates is not None
+        stacked = config.dates * config.date_channels
+        self.generator = ResNetGenerator(stacked, config.channels, width=config.width, blocks=config.blocks)
+        self.discriminator = PatchDiscriminator(stacked + config.channels, widths=config.judge_widths)
+        normal_init(self)
+
+    def generated(self, inputs: RivalInputs) -> Tensor:
+        return self.generator(inputs.joined)
+
+
+SYSTEM = System(
+    name="pix2pix",
+    title="Pix2Pix",
+    year=2017,
+    config=Pix2PixConfig,
+    network=Pix2Pix,
+    paper_parameters=11.45,
+    paper_gmacs=29.47,
+    reference="Isola et al., CVPR 2017, arXiv 1611.07004",
+    recordable=True,
+    train={**GAN_RECIPE, "batch_size": 1},
+)

@@ -1,0 +1,183 @@
+"""What a model does on this machine: time, rate and memory of one tile for each backend and step count.
+
+Everything is timed in one process, in turns, so that a busy moment hits all rows alike; the first run of each is left
+out. Quality is not looked at here (`sader evaluate`).
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import platform
+import resource
+import statistics
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+import torch
+
+from sader.checkpoint import Checkpoint
+from sader.data.synthetic.scene import make_series
+from sader.errors import ConfigError, did_you_mean
+from sader.inference.export import load_any
+from sader.inference.remover import DEFAULT_MODEL, CloudRemover, RemoverOptions
+
+TIMED = ("torch", "quick", "onnx")
+
+
+@dataclass(frozen=True)
+class BenchRow:
+    """One line of the table."""
+
+    model: str
+    device: str
+    backend: str
+    steps: str
+    size: int
+    dates: int
+    seconds: float
+    """Median of a tile."""
+    start_seconds: float
+    """What the first tile took beyond that: making graphs, filling caches."""
+    memory_mb: float
+    """Most memory so far: of the process on a CPU, allocated by PyTorch on a GPU."""
+
+    @property
+    def tiles_per_second(self) -> float:
+        return 1 / self.seconds
+
+    @property
+    def megapixels_per_second(self) -> float:
+        return self.size**2 / 1e6 / self.seconds
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the row as plain values."""
+        rates = {"tiles_per_second": self.tiles_per_second, "megapixels_per_second": self.megapixels_per_second}
+        return asdict(self) | rates
+
+
+def measure(
+    model: str | None = None,
+    *,
+    steps: Sequence[str] = ("1", "4"),
+    size: int = 256,
+    dates: int = 3,
+    runs: int = 5,
+    quick: bool = False,
+    device: str | None = None,
+    backends: Sequence[str] | None = None,
+) -> list[BenchRow]:
+    """Return one row per backend and step count.
+
+    model: as for `sader remove`; None = the shipped one. quick: 128 pixels, one run, PyTorch alone unless asked.
+    backends: None = all that are installed and fit the device.
+    """
+    name = model or DEFAULT_MODEL
+    if quick:
+        size, runs = min(size, 128), 1
+    checkpoint = load_any(name)
+    plain = CloudRemover(checkpoint, device=device)
+    chosen = list(backends) if backends is not None else _fitting(plain, quick=quick)
+    for one in chosen:
+        if one not in TIMED:
+            raise ConfigError(f"unknown backend {one!r}{did_you_mean(one, TIMED)}")
+    bands = len(plain.bands)
+    scene = make_series(0, size=(size, size), dates=dates)
+    if scene.cloudy.shape[1] < bands:
+        repeats = -(-bands // scene.cloudy.shape[1])
+        cloudy = scene.cloudy.repeat(repeats, axis=1)[:, :bands]
+    else:
+        cloudy = scene.cloudy[:, :bands]
+    rows = []
+    for backend in chosen:
+        remover = plain if backend == "torch" else _with_backend(checkpoint, plain, backend)
+        for count in steps:
+            seconds, start = _timed(remover, cloudy, count.strip(), runs)
+            rows.append(
+                BenchRow(
+                    model=name,
+                    device=describe_device(plain.device),
+                    backend=backend,
+                    steps=count.strip(),
+                    size=size,
+                    dates=dates,
+                    seconds=seconds,
+                    start_seconds=start,
+                    memory_mb=peak_memory(plain.device),
+                )
+            )
+    return rows
+
+
+def _fitting(remover: CloudRemover, *, quick: bool) -> list[str]:
+    installed = all(importlib.util.find_spec(name) is not None for name in ("onnx", "onnxruntime"))
+    exportable = remover.rival is None and remover.config.network.composite
+    if remover.device.type == "cuda" and remover.rival is None:
+        return ["torch", "quick"]
+    return ["torch", "onnx"] if installed and exportable and remover.device.type == "cpu" and not quick else ["torch"]
+
+
+def _with_backend(checkpoint: Checkpoint, plain: CloudRemover, backend: str) -> CloudRemover:
+    options: RemoverOptions = replace(plain.options, backend=backend)
+    return CloudRemover(checkpoint, device=plain.device, options=options)
+
+
+def _timed(remover: CloudRemover, cloudy: Any, steps: str, runs: int) -> tuple[float, float]:
+    """Return (median seconds of a tile, seconds that the first one took beyond that)."""
+
+    def run() -> None:
+        # Masks unknown: what `sader remove` does for plain files, and the most there is to compute.
+        reference = 0 if remover.has_cloud_head else None
+        remover.predict(cloudy, reference=reference, steps=steps)
+        if remover.device.type == "cuda":
+            torch.cuda.synchronize(remover.device)
+
+    first = clocked(run)
+    seconds = statistics.median(clocked(run) for _ in range(runs))
+    return seconds, max(0.0, first - seconds)
+
+
+def clocked(call: Callable[[], Any]) -> float:
+    """Return the seconds that a call takes."""
+    started = time.perf_counter()
+    call()
+    return time.perf_counter() - started
+
+
+def peak_memory(device: torch.device) -> float:
+    """Return the most memory used so far in MB."""
+    if device.type == "cuda":
+        return torch.cuda.max_memory_allocated(device) / 1e6
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak / 1e6 if sys.platform == "darwin" else peak / 1e3  # bytes there, kilobytes elsewhere
+
+
+def describe_device(device: torch.device) -> str:
+    """Return the device in words: the GPU's name, or the processor with the threads in use."""
+    if device.type == "cuda":
+        return torch.cuda.get_device_name(device)
+    threads = torch.get_num_threads()
+    return f"{platform.machine()} CPU, {threads} thread{'' if threads == 1 else 's'}"
+
+
+def print_table(rows: Sequence[BenchRow]) -> None:
+    """Print the rows as one table."""
+    from rich import box
+    from rich.console import Console
+    from rich.table import Table
+
+    first = rows[0]
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    for heading in ("backend", "steps", "s / tile", "tiles / s", "Mpixel / s", "start s", "memory MB"):
+        table.add_column(heading, justify="left" if heading == "backend" else "right")
+    for row in rows:
+        table.add_row(
+            row.backend, row.steps, f"{row.seconds:.3f}", f"{row.tiles_per_second:.2f}",
+            f"{row.megapixels_per_second:.3f}", f"{row.start_seconds:.1f}", f"{row.memory_mb:.0f}",
+        )  # fmt: skip
+    console = Console()
+    title = f"{first.model} on {first.device}: tiles of {first.size} x {first.size} pixels, {first.dates} dates"
+    console.print(title, style="bold", highlight=False, soft_wrap=True)
+    console.print(table)

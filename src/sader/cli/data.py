@@ -1,0 +1,117 @@
+"""`sader data`: pack archives into training shards, and show what shards hold. Parses, calls one function, prints."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+app = typer.Typer(help="Prepare training data.", no_args_is_help=True)
+
+
+@app.callback()
+def data() -> None:
+    """Prepare training data."""
+
+
+@app.command()
+def pack(
+    sources: Annotated[list[str], typer.Argument(help="Folders or tars; KIND:PATH to name the layout "
+                                                      "(places, dated, sen12mscr, eurosat, folder).")],
+    out: Annotated[Path, typer.Option("--out", "-o", help="Folder for the shards.")],
+    bands: Annotated[str, typer.Option(help="Bands to keep: rgbn, msi, or names B02,B03,...")] = "rgbn",
+    level: Annotated[str | None, typer.Option(help="Processing level of the scenes: L1C or L2A.")] = None,
+    step: Annotated[int, typer.Option(help="Counts between stored values, 1 to 64; reflectance 1 is 10000.")] = 4,
+    split: Annotated[str, typer.Option(help="all (folders train and val), train, val, or none; with --dataset "
+                                            "also test.")] = "all",
+    dataset: Annotated[str | None, typer.Option(help="The source is this public dataset in its published layout: "
+                                                     "sen2_mtc_new, sen12mscrts, ... (sader data list).")] = None,
+    sampler: Annotated[str, typer.Option(help="With --dataset: leak_free or published.")] = "leak_free",
+    lists: Annotated[str | None, typer.Option(help="With --dataset: folder, frozen, hash, or a list file.")] = None,
+    partial: Annotated[bool, typer.Option("--partial", help="With --dataset: use the places on disk.")] = False,
+    coverage: Annotated[str, typer.Option(help="SEN12MS-CR-TS: auto, masks, rules or a table (sader data cover).")]
+    = "auto",
+    clear: Annotated[bool, typer.Option("--clear", help="Observed pixels of unlabelled folders are clear.")] = False,
+    assume: Annotated[str | None, typer.Option(help="Band names of files without descriptions: B02,B03,...")] = None,
+    offset: Annotated[int, typer.Option(help="Added to counts; -1000 for baseline 04.00 and later.")] = 0,
+    eurosat_step: Annotated[int | None, typer.Option(help="Another step for EuroSAT.")] = None,
+    eurosat_limit: Annotated[int | None, typer.Option(help="Keep so many mosaics of each EuroSAT class.")] = None,
+) -> None:  # fmt: skip
+    """Turn scenes into compact shards that need only NumPy to read."""
+    from sader.data.pack import MSI, RGBN
+    from sader.data.packing import PackedSplit, pack_dataset, pack_sources
+    from sader.data.shards import SeriesRecord
+    from sader.errors import ConfigError
+
+    named = {"rgbn": RGBN, "msi": MSI}
+    chosen = named.get(bands.lower()) or tuple(name.strip() for name in bands.split(","))
+
+    def show(record: SeriesRecord) -> None:
+        typer.echo(f"  {record.source} {record.name} {record.dn.shape}", err=True)
+
+    packed: dict[str, PackedSplit] = {}
+    if dataset is not None:
+        from sader.data.public.dataset import ReadOptions
+        from sader.data.public.registry import DATASETS, open_dataset
+
+        if len(sources) != 1:
+            raise ConfigError(f"{len(sources)} folders given; expected one of {dataset}. Pack each on its own.")
+        # "all" is never the test: whoever packs a test set says so.
+        known = DATASETS[dataset].splits if dataset in DATASETS else (split,)
+        parts = [name for name in known if name in ("train", "val")] if split == "all" else [split]
+        for part in parts or [split]:
+            options = ReadOptions(lists=lists, partial=partial, coverage=coverage)
+            series = open_dataset(sources[0], dataset=dataset, split=part, sampler=sampler, options=options)
+            packed |= pack_dataset(series, out, bands=chosen, step=step, progress=show)
+    else:
+        packed = pack_sources(
+            sources, out, bands=chosen, level=level, step=step, split=split, clear=clear, offset=offset,
+            assume=tuple(assume.split(",")) if assume else None, eurosat_step=eurosat_step,
+            eurosat_limit=eurosat_limit, progress=show,
+        )  # fmt: skip
+    for name, done in packed.items():
+        typer.echo(f"{out / name}: {done.records} series in {len(done.files)} shards, {done.size / 2**20:.2f} MiB")
+
+
+@app.command("list")
+def list_datasets() -> None:
+    """List the public datasets that can be read, with their splits and samplers."""
+    from sader.data.public.registry import DATASETS
+
+    for name, kind in DATASETS.items():
+        typer.echo(f"{name}: {kind.about}")
+        typer.echo(f"  splits {', '.join(kind.splits)}; published protocol {kind.protocol}")
+        for sampler, meaning in kind.samplers.items():
+            typer.echo(f"  sampler {sampler}: {meaning}")
+
+
+@app.command()
+def cover(
+    folder: Annotated[Path, typer.Argument(help="Folder of SEN12MS-CR-TS.")],
+    out: Annotated[Path, typer.Option("--out", "-o", help="JSON to write; --coverage takes it.")],
+    split: Annotated[str, typer.Option(help="train, val, test or all.")] = "test",
+    dataset: Annotated[str, typer.Option(help="sen12mscrts or one of its regions.")] = "sen12mscrts",
+    source: Annotated[str, typer.Option(help="auto, masks (*_mask.npy beside the images) or rules.")] = "auto",
+    partial: Annotated[bool, typer.Option("--partial", help="Use the regions on disk.")] = False,
+) -> None:
+    """Write the cloud cover of every date of SEN12MS-CR-TS once, so that choosing dates reads no images."""
+    from sader.data.public.dataset import ReadOptions
+    from sader.data.public.registry import open_dataset
+    from sader.data.public.sen12mscrts import coverage_table
+
+    series = open_dataset(folder, dataset=dataset, split=split, options=ReadOptions(partial=partial, coverage=source))
+    typer.echo(f"wrote {coverage_table(series, out)}: {len(series)} patches")
+
+
+@app.command()
+def show(shards: Annotated[list[Path], typer.Argument(help="Shards or folders of them.")]) -> None:
+    """List the series that shards hold, checking each."""
+    from sader.data.shards import read_shards
+
+    for record in read_shards(shards):
+        t, c, h, w = record.dn.shape
+        observed = float((record.dn > 0).all(1).mean())
+        typer.echo(
+            f"{record.source:10s} {record.name:32s} {t} dates {c} bands {h}x{w} {record.level} observed {observed:.0%}"
+        )

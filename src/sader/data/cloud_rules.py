@@ -1,0 +1,118 @@
+"""A cloud and shadow mask by rules, for when none is known: brightness, whiteness, haze and outliers in time.
+
+LESSONS 10 and 13: a decent stand-in, not a cloud detector; a trained mask or the product's own is better by far. The
+default thresholds were chosen on CloudSEN12 training places of five dates (top-of-atmosphere reflectance; intersection
+over union .62 there, .66 on four other places). numpy only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from sader.data.filling import local_share
+from sader.errors import BandError, ShapeError
+
+_THIRTEEN = ("B01", "B02", "B03", "B04", "B05", "B06", "B07", "B08", "B8A", "B09", "B10", "B11", "B12")
+USUAL_BANDS: dict[int, tuple[str, ...]] = {
+    3: ("B04", "B03", "B02"),
+    4: ("B02", "B03", "B04", "B08"),
+    10: ("B02", "B03", "B04", "B05", "B06", "B07", "B08", "B8A", "B11", "B12"),
+    12: tuple(band for band in _THIRTEEN if band != "B10"),
+    13: _THIRTEEN,
+}
+"""Bands assumed from their number when no names are given."""
+
+
+def estimate_cloud_mask(
+    cloudy: np.ndarray,
+    bands: Sequence[str] | None = None,
+    *,
+    valid: np.ndarray | None = None,
+    rise: float = 0.012,
+    haze: float = 0.008,
+    cirrus: float = 0.012,
+    bright: float = 0.35,
+    thick: float = 0.45,
+    white: float = 0.15,
+    shadow: float = 0.85,
+    smooth: int = 4,
+) -> np.ndarray:
+    """Return where clouds and shadows probably are, bool (T, H, W), True = cloud or shadow.
+
+    cloudy: (T, C, H, W) reflectance; bands: their names (None: guessed from the number of bands); valid: bool
+    (T, H, W), False where a date has no data. All thresholds are reflectance unless said otherwise:
+
+    - cloud: the visible bands are brighter than in the darkest dates by `rise`, and the haze index B02 - B04 / 2 is
+      higher by `haze` (clouds and haze are bluer than bare ground); or brighter than `bright` with half that haze; or
+      the cirrus band, where there is one, higher by `cirrus`; or, whatever the other dates show, brighter than `thick`
+      and white: the visible bands differ by less than `white` times their mean (snow passes for cloud here).
+    - shadow: near infrared below `shadow` times, and red below `shadow` + 0.1 times, what the pixel usually has
+      (40 % quantile over the dates, corrected for the brightness of the date as a whole).
+    - `smooth`: radius of the majority filter, pixels; 0 for none.
+
+    With one date, or where only one has data, time tells nothing: only bright white pixels are found.
+    """
+    if cloudy.ndim != 4:
+        raise ShapeError(f"cloudy has {cloudy.ndim} dimensions {cloudy.shape}; expected (T, C, H, W)")
+    names = _band_names(cloudy.shape[1], bands)
+    blue, green, red = (cloudy[:, names.index(band)] for band in ("B02", "B03", "B04"))
+    infrared = next((cloudy[:, names.index(band)] for band in ("B08", "B8A") if band in names), red)
+    valid = np.ones(blue.shape, bool) if valid is None else valid
+
+    visible = (blue + green + red) / 3
+    spread = np.maximum(np.maximum(blue, green), red) - np.minimum(np.minimum(blue, green), red)
+    is_white = spread < white * visible
+    compared = valid.sum(0) > 1
+
+    # One shadowed date must not make the others look bright: it is left out of the darkest dates, but only where the
+    # pixel is usually dark ground, since under frequent clouds the one clear date is the dark outlier.
+    usual = _quantile(visible, valid, 0.4)
+    shaded = (visible < 0.75 * usual) & (infrared < 0.75 * _quantile(infrared, valid, 0.4)) & (usual < 0.15)
+    lit = valid & ~shaded
+    rises = visible - _quantile(visible, lit, 0.1)
+    hazes = (blue - red / 2) - (_quantile(blue, lit, 0.1) - _quantile(red, lit, 0.1) / 2)
+    cloud = ((rises > rise) & (hazes > haze)) | ((visible > bright) & (hazes > haze / 2))
+    if "B10" in names:
+        high = cloudy[:, names.index("B10")]
+        cloud |= high - _quantile(high, valid, 0.1) > cirrus
+    cloud = (cloud & compared) | (is_white & (visible > np.where(compared, thick, bright)))
+
+    dark = np.ones_like(cloud)
+    for band, least in ((infrared, shadow), (red, shadow + 0.1)):
+        ratio = band / np.maximum(_quantile(band, valid, 0.4), 0.01)
+        for date, clear in enumerate(valid & ~cloud):
+            # The date as a whole may be darker (season, sun): its brightest clear pixels say by how much.
+            level = float(np.clip(np.quantile(ratio[date][clear], 0.9), 0.7, 1.1)) if clear.any() else 1.0
+            dark[date] &= ratio[date] < least * level
+    mask = (cloud | (dark & compared)) & valid
+    if smooth > 0:
+        mask = local_share(mask, smooth) > 0.5 * local_share(valid, smooth)
+    return mask & valid
+
+
+def _band_names(count: int, bands: Sequence[str] | None) -> list[str]:
+    """Return the band names, given or guessed, or raise when the visible bands cannot be told."""
+    names = list(USUAL_BANDS.get(count, ()) if bands is None else bands)
+    if len(names) != count:
+        found = f"{count} bands" if bands is None else f"{count} bands and {len(names)} names"
+        raise BandError(
+            f"cannot estimate clouds from {found}; expected one name per band. Pass bands=('B02', 'B03', ...) "
+            "or a known cloud_mask."
+        )
+    missing = [band for band in ("B02", "B03", "B04") if band not in names]
+    if missing:
+        raise BandError(
+            f"cannot estimate clouds without {', '.join(missing)}; expected the visible bands among "
+            f"{', '.join(names)}. Pass a known cloud_mask."
+        )
+    return names
+
+
+def _quantile(values: np.ndarray, valid: np.ndarray, share: float) -> np.ndarray:
+    """Return the quantile over the valid dates, (T, H, W) -> (H, W): one of the values; zero where there is none."""
+    count = valid.sum(0)
+    ordered = np.sort(np.where(valid, values, np.inf), axis=0)
+    rank = np.round(share * np.maximum(count - 1, 0)).astype(int)
+    return np.where(count > 0, np.take_along_axis(ordered, rank[None], axis=0)[0], 0)

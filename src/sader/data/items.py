@@ -1,0 +1,394 @@
+"""Evaluation items with known truth, the same on every machine: clean this date, the paper's task, simulated clouds.
+
+LESSONS 1, 2 and 7: each builder yields `Item`s from `SeriesRecord`s (shards need no rasterio) and depends on its
+arguments alone. Nothing is scored here: see `sader.evaluation`.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import combinations
+
+import numpy as np
+import torch
+
+from sader.data.bank import carried_over
+from sader.data.batch import SHADOW, THICK, UNKNOWN, keyed_generator, turn
+from sader.data.cloud_rules import estimate_cloud_mask
+from sader.data.clouds import apply_clouds, cloud_fields
+from sader.data.frames import Frames, clear_windows, cloudy_windows, read_frames
+from sader.data.pseudo_dates import pseudo_dates
+from sader.data.shards import SeriesRecord
+from sader.errors import ConfigError, DataError
+
+LEAST_SCORED = 500
+"""Items with fewer scored pixels say nothing and are left out."""
+CLOUD_SHARE = 0.05
+"""Least part of the reference's clear area that a donor's cloud and shadow must cover."""
+
+
+@dataclass(frozen=True, eq=False)
+class Item:
+    """One question with its answer: cloudy dates, the truth, and the pixels on which to compare."""
+
+    name: str
+    """Unique within a task: place, reference date, donor."""
+    group: str
+    """The place: items of one group are not independent."""
+    task: str
+    """clean, paper or simulated."""
+    cloudy: np.ndarray
+    """float32 (T, C, H, W) reflectance in [0, 1], 0 where not valid."""
+    clear: np.ndarray
+    """float32 (C, H, W), true on the scored pixels."""
+    scored: np.ndarray
+    """bool (H, W): the truth is known and worth a question."""
+    cloud_mask: np.ndarray
+    """bool (T, H, W), true cloud or shadow; an estimate on dates without labels."""
+    label_known: bool
+    """Whether every date's mask is true; False: some were estimated by rules."""
+    valid: np.ndarray
+    """bool (T, H, W), the pixel was observed."""
+    reference: int | None
+    """The date to clean; None in the paper's task."""
+    days: tuple[float, ...] | None
+    """Days since the first date of the series."""
+    bands: tuple[str, ...]
+    """Names of the C bands."""
+    aux: np.ndarray | None = None
+    """float32 (T, A, H, W), bands that only help and are not scored."""
+    aux_bands: tuple[str, ...] = ()
+    """Names of the A auxiliary bands."""
+
+    def with_aux(self, bands: Sequence[str]) -> Item:
+        """Return the item with only `bands` to be scored; the other bands of the dates become auxiliary ones."""
+        kept = [self.bands.index(band) for band in bands]
+        rest = [index for index in range(len(self.bands)) if index not in kept]
+        return replace(
+            self,
+            cloudy=self.cloudy[:, kept],
+            clear=self.clear[kept],
+            bands=tuple(bands),
+            aux=self.cloudy[:, rest] if rest else None,
+            aux_bands=tuple(self.bands[index] for index in rest),
+        )
+
+    @property
+    def cover(self) -> float:
+        """Part of the observed input pixels under cloud or shadow."""
+        return float((self.cloud_mask & self.valid).sum() / max(int(self.valid.sum()), 1))
+
+    @property
+    def kept(self) -> np.ndarray:
+        """Bool (H, W): clear pixels of the reference date, which must come out unchanged; all False without one."""
+        if self.reference is None:
+            return np.zeros(self.scored.shape, bool)
+        return self.valid[self.reference] & ~self.cloud_mask[self.reference]
+
+
+def clean_this_date(
+    records: Iterable[SeriesRecord],
+    *,
+    donors: Iterable[SeriesRecord] | None = None,
+    bands: Sequence[str] | None = None,
+    others: int = 3,
+    per_reference: int = 1,
+    limit: int | None = None,
+    seed: int = 0,
+) -> Iterator[Item]:
+    """Yield LESSONS 2: a real clear date with another's real clouds and shadows pasted in, scored on those pixels.
+
+    A record with labelled clouds gives its own: each clear date is a reference and each cloudy date a donor, which is
+    then left out of the inputs (unless fewer than two would remain). A record without (Rondonia, SEN12MS-CR) gets
+    `per_reference` clouds from `donors` (default: the labelled ones among `records`), thick cloud as it is, shadow and
+    thin cloud carried over to the new ground, and a seeded choice of `others` other dates. `limit`: items per place.
+    """
+    frames = list(read_frames(records, bands))
+    sources = frames if donors is None else list(read_frames(donors, bands))
+    sources = [place for place in sources if place.has_clouds]
+    for place in frames:
+        made = _own_clouds(place) if place.has_clouds else _foreign_clouds(place, sources, others, per_reference, seed)
+        yield from _capped(made, limit, seed, place.name)
+
+
+def paper_task(
+    records: Iterable[SeriesRecord],
+    *,
+    bands: Sequence[str] | None = None,
+    inputs: int = 3,
+    limit: int | None = None,
+    seed: int = 0,
+) -> Iterator[Item]:
+    """Yield the paper's task: a clear date is the target, each choice of `inputs` other dates the input.
+
+    Scored where the target is clear and some input observed. Only records with labelled clouds, and those of public
+    datasets, which name their target: all their other dates are then the input. `limit`: items per place, chosen by
+    `seed`.
+    """
+    own: list[tuple[SeriesRecord, int]] = []
+    rest: list[SeriesRecord] = []
+    for record in records:
+        if isinstance(target := record.extra.get("target"), int):
+            own.append((record, target))
+        else:
+            rest.append(record)
+    for record, target in own:
+        for place in read_frames([record], bands, cut=False):
+            yield _given_target(place, target)
+    for place in read_frames(rest, bands) if rest or not own else ():
+        if place.has_clouds:
+            yield from _capped(_other_dates(place, inputs), limit, seed, place.name)
+
+
+def simulated(
+    records: Iterable[SeriesRecord],
+    *,
+    coverages: Sequence[float] = (0.1, 0.3, 0.5, 0.7, 0.9),
+    bands: Sequence[str] | None = None,
+    dates: int = 4,
+    side: int = 256,
+    per_record: int = 2,
+    seed: int = 0,
+) -> Iterator[Item]:
+    """Yield clear windows as `dates` pseudo-dates under simulated clouds of each coverage on every date.
+
+    The first date is the reference; scored are its hidden pixels. Only windows that are clear but for a few pixels
+    and at least `SMALLEST_WINDOW` a side; the few are nodata on every date.
+    """
+    for place in read_frames(records, bands, cut=False):
+        spots = clear_windows(place, side)
+        rng = _rng(seed, place.name)
+        chosen = rng.permutation(len(spots))[:per_record]
+        for number, (date, rows, columns) in enumerate(spots[k] for k in sorted(chosen)):
+            clear = place.clear(date)[rows, columns]
+            image = place.images[date][:, rows, columns] * clear
+            for coverage in coverages:
+                name = f"{place.name}/window{number}/cover{round(coverage * 100)}"
+                item = _simulate(place, name, image, clear, dates, coverage, int(rng.integers(2**31)))
+                if item.scored.sum() >= LEAST_SCORED:
+                    yield item
+
+
+def with_dates(items: Iterable[Item], dates: int, *, seed: int = 0) -> Iterator[Item]:
+    """Yield the items with `dates` dates, the reference among them; items with fewer are left out.
+
+    The dates kept for a smaller number are among those kept for a larger one, so that curves over T are paired.
+    """
+    if dates < 1:
+        raise ConfigError(f"dates is {dates}; expected at least 1.")
+    for item in items:
+        count = len(item.cloudy)
+        if count < dates:
+            continue
+        order = [int(k) for k in _rng(seed, item.name).permutation(count)]
+        if item.reference is not None:
+            order.remove(item.reference)
+            order.insert(0, item.reference)
+        keep = sorted(order[:dates])
+        fewer = replace(
+            item,
+            cloudy=item.cloudy[keep],
+            cloud_mask=item.cloud_mask[keep],
+            valid=item.valid[keep],
+            reference=None if item.reference is None else keep.index(item.reference),
+            days=None if item.days is None else tuple(item.days[k] for k in keep),
+        )
+        # What the target shows but none of these dates observed is no question for the paper's task.
+        if item.reference is None:
+            fewer = replace(fewer, scored=item.scored & fewer.valid.any(0))
+        if fewer.scored.sum() >= LEAST_SCORED:
+            yield fewer
+
+
+def _rng(seed: int, name: str) -> np.random.Generator:
+    return keyed_generator(seed, zlib.crc32(name.encode()))
+
+
+def _capped(items: Iterable[Item], limit: int | None, seed: int, name: str) -> Iterator[Item]:
+    """Yield at most `limit` of the items, chosen by the seed, in their order."""
+    if limit is None:
+        yield from items
+        return
+    every = list(items)
+    for k in sorted(_rng(seed, name).permutation(len(every))[:limit]):
+        yield every[k]
+
+
+# ---------------------------------------------------------------- clean this date
+
+
+def _own_clouds(place: Frames) -> Iterator[Item]:
+    for reference in place.truths:
+        clear = place.clear(reference)
+        for donor in place.dates:
+            pasted = place.cloud(donor) & clear
+            if donor == reference or pasted.sum() < CLOUD_SHARE * clear.sum():
+                continue
+            others = [date for date in place.dates if date not in (reference, donor)]
+            used = sorted([reference, *others] if len(others) >= 2 else [reference, donor, *others])
+            name = f"{place.name}/date{reference}/clouds{donor}"
+            yield from _pasted(place, name, reference, place.images[donor], pasted, used)
+
+
+def _foreign_clouds(
+    place: Frames, sources: Sequence[Frames], others: int, per_reference: int, seed: int
+) -> Iterator[Item]:
+    if place.truths and not sources:
+        raise DataError(
+            f"{place.name} has no labelled clouds and there are none to paste into it. "
+            "Give labelled places as well, such as CloudSEN12 (donors=, --clouds)."
+        )
+    size = place.valid.shape[1:]
+    spots = [(source, *spot) for source in sources for spot in cloudy_windows(source, size)]
+    if place.truths and not spots:
+        raise DataError(
+            f"{place.name} is {size[0]}x{size[1]} pixels and no labelled place has a partly cloudy window like it. "
+            "Give larger labelled places (donors=, --clouds)."
+        )
+    for reference in place.truths:
+        for number in range(per_reference):
+            rng = _rng(seed, f"{place.name}/{reference}/{number}")
+            rest = [date for date in place.dates if date != reference]
+            used = sorted([reference, *(int(k) for k in rng.permutation(rest)[:others])])
+            source, date, rows, columns = spots[int(rng.integers(len(spots)))]
+            symmetry = int(rng.integers(8 if size[0] == size[1] else 4))
+            image, labels, seen = (
+                turn(torch.from_numpy(np.ascontiguousarray(part[date][..., rows, columns])), symmetry)[None]
+                for part in (source.images, source.labels, source.valid)
+            )
+            ground = torch.from_numpy(place.images[reference])[None]
+            moved = carried_over(image, torch.where(seen, labels, UNKNOWN), ground, torch.ones(1, dtype=torch.bool))
+            cloud = ((labels >= THICK) & (labels <= SHADOW) & seen)[0].numpy()
+            pasted = cloud & place.clear(reference)
+            name = f"{place.name}/date{reference}/{number}-{source.name}.{date}"
+            yield from _pasted(place, name, reference, moved[0].clamp(0, 1).numpy(), pasted, used)
+
+
+def _pasted(
+    place: Frames, name: str, reference: int, donor: np.ndarray, pasted: np.ndarray, used: Sequence[int]
+) -> Iterator[Item]:
+    """Yield the item (none if too little is scored): `donor` (C, H, W) laid over the reference where `pasted`."""
+    truth = place.images[reference]
+    images = place.images.copy()
+    images[reference] = np.where(pasted, donor, truth)
+    masks = np.stack([place.cloud(date) for date in place.dates])
+    masks[reference] |= pasted
+    for date in used:
+        if not place.labelled(date):
+            # Compared with the truth itself, the rules come as near to a true mask as they can.
+            pair = np.stack([truth, images[date]])
+            masks[date] = estimate_cloud_mask(pair, place.bands, valid=place.valid[[reference, date]])[1]
+    item = Item(
+        name=name,
+        group=place.group,
+        task="clean",
+        cloudy=images[used],
+        clear=truth,
+        scored=pasted & place.clear(reference),
+        cloud_mask=masks[used],
+        label_known=all(place.labelled(date) for date in used),
+        valid=place.valid[used],
+        reference=list(used).index(reference),
+        days=None if place.days is None else tuple(place.days[date] for date in used),
+        bands=place.bands,
+    )
+    yield from _cropped(item, place.valid[reference])
+
+
+# ---------------------------------------------------------------- the paper's task
+
+
+def _other_dates(place: Frames, inputs: int) -> Iterator[Item]:
+    masks = np.stack([place.cloud(date) for date in place.dates])
+    for target in place.truths:
+        rest = [date for date in place.dates if date != target]
+        for choice in combinations(rest, min(inputs, len(rest))):
+            used = list(choice)
+            item = Item(
+                name=f"{place.name}/date{target}/from{''.join(map(str, used))}",
+                group=place.group,
+                task="paper",
+                cloudy=place.images[used],
+                clear=place.images[target],
+                scored=place.clear(target) & place.valid[used].any(0),
+                cloud_mask=masks[used],
+                label_known=all(place.labelled(date) for date in used),
+                valid=place.valid[used],
+                reference=None,
+                days=None if place.days is None else tuple(place.days[date] for date in used),
+                bands=place.bands,
+            )
+            yield from _cropped(item, place.valid[target])
+
+
+def _given_target(place: Frames, target: int) -> Item:
+    """Return the item of a record of a public dataset; the masks are estimated from the inputs alone."""
+    used = [date for date in place.dates if date != target]
+    images, valid = place.images[used], place.valid[used]
+    masks = np.zeros(valid.shape, bool)
+    if all(band in place.bands for band in ("B02", "B03", "B04")):
+        masks = estimate_cloud_mask(images, place.bands, valid=valid)
+    return Item(
+        name=place.name,
+        group=place.group,
+        task="paper",
+        cloudy=images,
+        clear=place.images[target],
+        scored=place.clear(target) & valid.any(0),
+        cloud_mask=masks,
+        label_known=False,
+        valid=valid,
+        reference=None,
+        days=None if place.days is None else tuple(place.days[date] for date in used),
+        bands=place.bands,
+    )
+
+
+# ---------------------------------------------------------------- simulated clouds
+
+
+def _simulate(
+    place: Frames, name: str, image: np.ndarray, clear: np.ndarray, dates: int, coverage: float, seed: int
+) -> Item:
+    generator = torch.Generator().manual_seed(seed)
+    ground = torch.from_numpy(image)[None]
+    series = pseudo_dates(ground, dates, torch.zeros(1, dtype=torch.long), generator=generator)[0]
+    sky = cloud_fields(dates, *clear.shape, coverage=torch.full((dates,), float(coverage)), generator=generator)
+    cloudy, cloud, shadow, _ = apply_clouds(series, sky, bands=place.bands, generator=generator)
+    hidden = (cloud | shadow).numpy() & clear
+    return Item(
+        name=name,
+        group=place.group,
+        task="simulated",
+        cloudy=cloudy.numpy() * clear,
+        clear=series[0].numpy(),
+        scored=hidden[0],
+        cloud_mask=hidden,
+        label_known=True,
+        valid=np.broadcast_to(clear, hidden.shape).copy(),
+        reference=0,
+        days=None,
+        bands=place.bands,
+    )
+
+
+def _cropped(item: Item, observed: np.ndarray) -> Iterator[Item]:
+    """Yield the item cut to the bounding box of `observed` (H, W); nothing where too few pixels are scored."""
+    if item.scored.sum() < LEAST_SCORED:
+        return
+    rows, columns = np.flatnonzero(observed.any(1)), np.flatnonzero(observed.any(0))
+    box = (..., slice(rows[0], rows[-1] + 1), slice(columns[0], columns[-1] + 1))
+
+    def cut(x: np.ndarray) -> np.ndarray:
+        return np.ascontiguousarray(x[box])
+
+    yield replace(
+        item,
+        cloudy=cut(item.cloudy),
+        clear=cut(item.clear),
+        scored=cut(item.scored),
+        cloud_mask=cut(item.cloud_mask),
+        valid=cut(item.valid),
+    )

@@ -1,0 +1,331 @@
+"""Readers that turn archives into `SeriesRecord`s; `packing.py` writes them as shards.
+
+One function per layout: CloudSEN12-like places, a folder of dated scenes, SEN12MS-CR pairs, a EuroSAT tar, any folder
+of GeoTIFFs. rasterio is imported inside: the training machine reads shards only.
+"""
+
+from __future__ import annotations
+
+import io
+import re
+import tarfile
+import warnings
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from datetime import date
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from sader.data.batch import CLEAR, UNKNOWN
+from sader.data.shards import SeriesRecord
+from sader.errors import BandError, DataError, require
+
+RGBN = ("B02", "B03", "B04", "B08")
+MSI = ("B01", "B02", "B03", "B04", "B05", "B06", "B07", "B08", "B8A", "B09", "B10", "B11", "B12")
+EUROSAT_SCALE = 0.28
+"""Reflectance of the value 255 in EuroSAT's RGB JPEGs (approximate)."""
+WINDOW = 1200
+"""Large scenes become records of at most this many pixels a side."""
+MOST_MASKED = 0.05
+"""Masked share of a date above which its mask is not believed where it says clear."""
+VALIDATION_STRIP, GAP = 300, 32
+"""Columns at the east of a dated scene kept for validation, and the columns between that nobody sees."""
+_COMMON_NAMES = {
+    "blue": "B02", "green": "B03", "red": "B04", "nir": "B08", "nir08": "B8A", "swir16": "B11", "swir22": "B12",
+}  # fmt: skip
+_DATE = re.compile(r"(20\d\d)-?([01]\d)-?([0-3]\d)")
+
+
+def band_name(description: str | None) -> str:
+    """Return a description such as "b2", "B02 (blue)" or "nir" as a Sentinel-2 band name, "" where it is none."""
+    word = (description or "").strip().split(" ")[0].lower()
+    found = re.fullmatch(r"b0?(\d{1,2}|8a)", word)
+    if found:
+        return f"B{found.group(1).upper().zfill(2)}"
+    return _COMMON_NAMES.get(word, "")
+
+
+def read_dn(
+    path: Path, bands: Sequence[str] | None, *, window: Any = None, assume: Sequence[str] | None = None, offset: int = 0
+) -> tuple[np.ndarray, tuple[str, ...], float | None]:
+    """Return counts uint16 (C, H, W), the band names and metres per pixel of one GeoTIFF.
+
+    `bands` chooses by description; those the file lacks are left out, unless all are. `assume` names the bands of a
+    file without descriptions. Floats are taken as reflectance. `offset` is added to counts: -1000 since baseline 04.00.
+    """
+    rasterio = require("rasterio", extra="geo", purpose="reading GeoTIFF")
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", rasterio.errors.NotGeoreferencedWarning)
+            with rasterio.open(path) as file:
+                names = [band_name(text) for text in file.descriptions]
+                if assume is not None and not any(names):
+                    names = list(assume)[: file.count]
+                wanted = list(bands) if bands is not None else [name for name in names if name]
+                chosen = [name for name in wanted if name in names]
+                if not chosen:
+                    raise BandError(
+                        f"{path} has bands {file.descriptions}; expected some of {tuple(wanted) or MSI}. "
+                        "Name its bands with --assume B02,B03,... in the order of the file."
+                    )
+                values = file.read([names.index(name) + 1 for name in chosen], window=window)
+                nodata = file.nodata
+                metres = float(abs(file.transform.a)) if file.crs is not None and file.crs.is_projected else None
+    except rasterio.errors.RasterioIOError as error:
+        raise DataError(f"cannot read {path}: {error}. Remove it or copy it again.") from error
+    absent = ~np.isfinite(values) if values.dtype.kind == "f" else np.zeros(values.shape, bool)
+    if nodata is not None:
+        absent |= values == nodata
+    if values.dtype.kind == "f":
+        values = np.where(absent, 0, values) * 10000.0
+    counts = np.where(values == 0, 0, np.clip(np.rint(values.astype(np.float64)) + offset, 1, 65535))
+    return np.where(absent, 0, counts).astype(np.uint16), tuple(chosen), metres
+
+
+def read_label(path: Path, *, window: Any = None) -> np.ndarray:
+    """Return uint8 labels (H, W) of one GeoTIFF."""
+    rasterio = require("rasterio", extra="geo", purpose="reading GeoTIFF")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", rasterio.errors.NotGeoreferencedWarning)
+        with rasterio.open(path) as file:
+            return file.read(1, window=window).astype(np.uint8)
+
+
+def _stack(
+    paths: Sequence[Path], bands: Sequence[str] | None, **options: Any
+) -> tuple[np.ndarray, tuple[str, ...], float | None]:
+    """Return the dates of one place as (T, C, H, W); they must share size and bands."""
+    dates = [read_dn(path, bands, **options) for path in paths]
+    first, first_names, metres = dates[0]
+    for path, (dn, names, _) in zip(paths, dates, strict=True):
+        if dn.shape != first.shape or names != first_names:
+            raise DataError(
+                f"{path} is {dn.shape} with bands {names}, but {paths[0].name} is {first.shape} with {first_names}; "
+                "one series needs one grid. Put them into separate folders or warp them first."
+            )
+    return np.stack([dn for dn, _, _ in dates]), first_names, metres
+
+
+def read_places(
+    folder: str | Path, *, bands: Sequence[str] | None = RGBN, level: str = "L1C"
+) -> Iterator[SeriesRecord]:
+    """Yield the places of a CloudSEN12 layout: `**/place_XX/date_k.tif` with `date_k_label.tif`."""
+    folder = Path(folder)
+    places = sorted({path.parent for path in folder.rglob("place_*/date_*.tif")})
+    if folder.name.startswith("place_"):
+        places = [folder]
+    if not places:
+        raise DataError(f"no place_*/date_*.tif under {folder}; expected the CloudSEN12 layout. Try read_folder.")
+    for place in places:
+        files = sorted(path for path in place.glob("date_*.tif") if not path.stem.endswith("_label"))
+        dn, names, _ = _stack(files, bands)
+        labels = np.full((len(files), *dn.shape[2:]), UNKNOWN, np.uint8)
+        for k, path in enumerate(files):
+            label_file = path.with_name(f"{path.stem}_label.tif")
+            if label_file.exists():
+                labels[k] = read_label(label_file)
+        split = place.parent.name if place.parent.name in ("train", "val") else "train"
+        record = SeriesRecord(dn, place.name, "cloudsen12", names, labels, level, 10.0, None, f"{split}/{place.name}")
+        yield drop_repeats(record)
+
+
+def drop_repeats(record: SeriesRecord) -> SeriesRecord:
+    """Return the record without dates that repeat another: hiding a date is pointless when its twin is given.
+
+    Of two dates whose common pixels differ by less than 15 counts (median), the one with fewer observed pixels goes.
+    """
+    dn = record.dn[..., ::4, ::4].astype(np.int32)
+    seen = np.all(dn > 0, axis=1)
+    keep = list(range(len(dn)))
+    for i in range(len(dn)):
+        for j in range(i + 1, len(dn)):
+            both = seen[i] & seen[j]
+            if i in keep and j in keep and both.sum() > 50 and np.median(np.abs(dn[i] - dn[j])[:, both]) < 15:
+                keep.remove(j if seen[j].sum() <= seen[i].sum() else i)
+    if len(keep) == len(dn):
+        return record
+    extra = {**record.extra, "repeats_dropped": sorted(set(range(len(dn))) - set(keep))}
+    labels = None if record.labels is None else record.labels[keep]
+    days = None if record.days is None else tuple(record.days[k] for k in keep)
+    return replace(record, dn=record.dn[keep], labels=labels, days=days, extra=extra)
+
+
+def read_dated(
+    folder: str | Path,
+    *,
+    bands: Sequence[str] | None = RGBN,
+    level: str = "L2A",
+    source: str = "rondonia",
+    strip: int = VALIDATION_STRIP,
+    gap: int = GAP,
+) -> Iterator[SeriesRecord]:
+    """Yield a west (training) and an east (validation) record of one co-registered stack with dates in file names.
+
+    Pixels of value 0 are masked clouds or nodata. The rest of a date is taken as clear, unless much of the date is
+    masked: such masks miss the rims of their clouds, so nothing is known of what they left (seen on Rondonia, where
+    white remnants would have been taught as clear land). A scene narrower than four strips is one record, which
+    `split_of` places by its name.
+    """
+    folder = Path(folder)
+    dated = sorted((found.group(), path) for path in folder.glob("*.tif") if (found := _DATE.search(path.name)))
+    if not dated:
+        raise DataError(f"no dated GeoTIFFs in {folder}; expected names such as S2_20LMR_2022-06-14.tif.")
+    dn, names, metres = _stack([path for _, path in dated], bands)
+    whens = [date(*map(int, _DATE.search(text).groups())) for text, _ in dated]  # type: ignore[union-attr]
+    days = tuple(float((when - whens[0]).days) for when in whens)
+    seen = (dn > 0).all(1)
+    trusted = seen.mean(axis=(1, 2), keepdims=True) > 1 - MOST_MASKED
+    labels = np.where(seen & trusted, CLEAR, UNKNOWN).astype(np.uint8)
+    extra: dict[str, object] = {"dates": [when.isoformat() for when in whens]}
+    whole = SeriesRecord(dn, folder.name, source, names, labels, level, metres, days, folder.name, extra)
+    width = dn.shape[-1]
+    if width < 4 * strip:
+        yield whole
+        return
+    for side, columns in (("west", slice(0, width - strip - gap)), ("east", slice(width - strip, width))):
+        yield replace(
+            whole, name=f"{folder.name}_{side}", group=f"{folder.name}/{side}",
+            dn=np.ascontiguousarray(dn[..., columns]), labels=np.ascontiguousarray(labels[..., columns]),
+        )  # fmt: skip
+
+
+def read_sen12mscr_pairs(folder: str | Path, *, bands: Sequence[str] | None = RGBN) -> Iterator[SeriesRecord]:
+    """Yield pairs `ROI..._clear.tif`, `ROI..._cloudy.tif` as series of two dates, the clear one first.
+
+    The clear date is labelled clear, the cloudy one unknown. The group is the region: it stays on one side of a split.
+    """
+    folder = Path(folder)
+    clear_files = sorted(folder.rglob("ROIs*_clear.tif"))
+    if not clear_files:
+        raise DataError(f"no ROIs*_clear.tif under {folder}; expected pairs as in SEN12MS-CR.")
+    for clear in clear_files:
+        cloudy = clear.with_name(clear.name.replace("_clear", "_cloudy"))
+        if not cloudy.exists():
+            raise DataError(f"{clear.name} has no {cloudy.name} beside it. Copy the pair again or remove it.")
+        dn, names, _ = _stack([clear, cloudy], bands)
+        labels = np.full((2, *dn.shape[2:]), UNKNOWN, np.uint8)
+        labels[0][(dn[0] > 0).all(0)] = CLEAR
+        roi = re.sub(r"_s2_(\d+)_p\d+.*", r"_\1", clear.stem)
+        yield SeriesRecord(dn, clear.stem.removesuffix("_clear"), "sen12mscr", names, labels, "L1C", 10.0, None, roi)
+
+
+def read_eurosat_tar(
+    path: str | Path, *, bands: Sequence[str] | None = RGBN, side: int = 4, limit: int | None = None
+) -> Iterator[SeriesRecord]:
+    """Yield clear single-date mosaics of side x side EuroSAT JPEGs of one class, bands B04, B03, B02.
+
+    The 64-pixel images are too small for a crop; neighbours in a mosaic are of like colour, so its seams are like
+    the borders of fields. Values are about reflectance / 0.28 * 255. `limit` keeps the first mosaics of each class.
+    """
+    from PIL import Image
+
+    chosen = tuple(name for name in (bands or MSI) if name in ("B04", "B03", "B02"))
+    if not chosen:
+        raise BandError(f"EuroSAT RGB has bands ('B04', 'B03', 'B02'); expected some of {tuple(bands or ())}.")
+    order = [("B04", "B03", "B02").index(name) for name in chosen]
+    classes: dict[str, list[np.ndarray]] = defaultdict(list)
+    with tarfile.open(path) as tar:
+        for member in tar:
+            if member.isfile() and member.name.lower().endswith((".jpg", ".jpeg")):
+                data = tar.extractfile(member)
+                assert data is not None
+                image = np.asarray(Image.open(io.BytesIO(data.read())).convert("RGB"))
+                classes[Path(member.name).parent.name].append(image)
+    if not classes:
+        raise DataError(f"no JPEG in {path}; expected CLASS/NAME.jpg as in EuroSAT.")
+    scale = EUROSAT_SCALE * 10000 / 255
+    for label, images in sorted(classes.items()):
+        images.sort(key=lambda image: float(image.mean()))
+        full = len(images) // side**2
+        for number in range(full if limit is None else min(full, limit)):
+            # With a limit, spread over the class, not its darkest images alone.
+            start = (number * full // (full if limit is None else min(full, limit))) * side**2
+            rows = [np.concatenate(images[start + side * r : start + side * (r + 1)], 1) for r in range(side)]
+            mosaic = np.concatenate(rows, 0)[..., order].transpose(2, 0, 1)
+            dn = np.maximum(np.rint(mosaic * scale), 1).astype(np.uint16)[None]
+            name = f"{label}_{number:03d}"
+            labels = np.zeros((1, *dn.shape[2:]), np.uint8)
+            extra: dict[str, object] = {"tile": images[0].shape[0]}
+            yield SeriesRecord(dn, name, "eurosat", chosen, labels, "L1C", 10.0, None, label, extra)
+
+
+def read_folder(
+    folder: str | Path,
+    *,
+    bands: Sequence[str] | None = RGBN,
+    level: str = "L2A",
+    clear: bool = False,
+    assume: Sequence[str] | None = None,
+    offset: int = 0,
+) -> Iterator[SeriesRecord]:
+    """Yield a user's own archive: the GeoTIFFs of each subfolder are the dates of one series, in the order of names.
+
+    `NAME_label.tif` beside `NAME.tif` gives labels; otherwise `clear=True` declares every observed pixel clear and
+    `clear=False` leaves them unknown (such series serve as inputs, never as truth). Large scenes come in windows.
+    """
+    rasterio = require("rasterio", extra="geo", purpose="reading GeoTIFF")
+    folder = Path(folder)
+    groups: dict[Path, list[Path]] = defaultdict(list)
+    for path in sorted(folder.rglob("*")):
+        if path.suffix.lower() in (".tif", ".tiff") and not path.stem.endswith("_label"):
+            groups[path.parent].append(path)
+    if not groups:
+        raise DataError(f"no GeoTIFF under {folder}; expected *.tif, one subfolder for each place.")
+    for place, paths in sorted(groups.items()):
+        name = "/".join(place.relative_to(folder).parts) or folder.name
+        found = [_DATE.search(path.name) for path in paths]
+        days = None
+        if all(found):
+            whens = [date(*map(int, text.groups())) for text in found if text]
+            days = tuple(float((when - min(whens)).days) for when in whens)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", rasterio.errors.NotGeoreferencedWarning)
+            with rasterio.open(paths[0]) as file:
+                height, width = file.height, file.width
+        for top in range(0, height, WINDOW):
+            for left in range(0, width, WINDOW):
+                window = rasterio.windows.Window(left, top, min(WINDOW, width - left), min(WINDOW, height - top))
+                whole = height <= WINDOW and width <= WINDOW
+                options: dict[str, Any] = {"window": None if whole else window, "assume": assume, "offset": offset}
+                dn, names, metres = _stack(paths, bands, **options)
+                labels = np.full((len(paths), *dn.shape[2:]), UNKNOWN, np.uint8)
+                for k, path in enumerate(paths):
+                    label_file = path.with_name(f"{path.stem}_label.tif")
+                    if label_file.exists():
+                        labels[k] = read_label(label_file, window=options["window"])
+                    elif clear:
+                        labels[k][(dn[k] > 0).all(0)] = CLEAR
+                part = name if whole else f"{name}@{top},{left}"
+                record = SeriesRecord(dn, part, "folder", names, labels, level, metres, days, name)
+                if (dn > 0).any():
+                    yield drop_repeats(record)
+
+
+READERS: dict[str, Callable[..., Iterator[SeriesRecord]]] = {
+    "places": read_places,
+    "dated": read_dated,
+    "sen12mscr": read_sen12mscr_pairs,
+    "eurosat": read_eurosat_tar,
+    "folder": read_folder,
+}
+
+
+def kind_of(path: Path) -> str:
+    """Return which reader fits `path`, judged by file names."""
+    if path.is_file() and path.suffix in (".tar", ".gz", ".tgz"):
+        return "eurosat"
+    if not path.is_dir():
+        raise DataError(f"{path} is neither a folder nor a tar. Give a folder of GeoTIFFs or a EuroSAT tar.")
+    if path.name.startswith("place_") or next(path.rglob("place_*/date_*.tif"), None):
+        return "places"
+    if next(path.rglob("ROIs*_clear.tif"), None):
+        return "sen12mscr"
+    if next(path.glob("*.tar"), None):
+        return "eurosat"
+    direct = list(path.glob("*.tif"))
+    if len(direct) > 1 and all(_DATE.search(file.name) for file in direct):
+        return "dated"
+    return "folder"

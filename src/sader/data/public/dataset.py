@@ -1,0 +1,313 @@
+"""What every reader of a public dataset returns: `PublicDataset`, a sequence of `PublicSeries` read on demand.
+
+METHOD 6. One series is the paper's task: cloudy dates in, one clear image of another date out. Augmentation is keyed by
+(seed, epoch, index), so workers, read order and resuming change nothing. Which files make a series is for the readers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, overload
+
+import numpy as np
+
+from sader.data.batch import CLEAR, UNKNOWN, keyed_generator, symmetry_of
+from sader.data.public.scaling import counts_of_reflectance
+from sader.data.public.splits import SplitList
+from sader.data.shards import SeriesRecord
+from sader.errors import BandError, ConfigError, DataError
+
+if TYPE_CHECKING:
+    from sader.data.items import Item
+
+Key = tuple[int, int, int]
+"""(seed, epoch, index): all that a random choice may depend on."""
+
+
+@dataclass(frozen=True)
+class ReadOptions:
+    """What else can be asked of a reader; a reader ignores what its dataset has not."""
+
+    lists: str | Path | None = None
+    """Where the split list comes from: folder, frozen, hash, or the path of a list; None = the dataset's usual."""
+    partial: bool = False
+    """Use what is on disk of a listed split; otherwise a missing place is an error, since it changes the score."""
+    inputs: int = 3
+    """Cloudy dates T of a series, where the dataset leaves the choice (SEN12MS-CR-TS)."""
+    sar: str | None = None
+    """Read Sentinel-1 as `aux` under this name of `scaling.SAR_SCALINGS`; None reads none."""
+    coverage: str | Path = "auto"
+    """SEN12MS-CR-TS cloud cover of the dates: masks (`*_mask.npy` beside the images), rules, auto (masks if every
+    image of the split has one, else rules), or the path of a JSON table."""
+
+
+@dataclass(frozen=True)
+class Request:
+    """What `open_dataset` was asked for, checked."""
+
+    name: str
+    split: str
+    sampler: str
+    protocol: str
+    options: ReadOptions
+
+
+@dataclass(frozen=True)
+class Entry:
+    """Where one series lies on disk."""
+
+    name: str
+    """Unique within the dataset."""
+    group: str
+    """Tile or region: series of one group are not independent."""
+    inputs: tuple[Path, ...]
+    target: Path | None
+    more: Mapping[str, tuple[Path, ...]] = field(default_factory=dict)
+    """Other files by kind: masks, infrared, Sentinel-1."""
+    facts: Mapping[str, Any] = field(default_factory=dict)
+    number: int = 0
+    """Its index in the split: the key of its augmentation, also within a subset."""
+
+
+@dataclass(frozen=True, eq=False)
+class PublicSeries:
+    """One item of a public dataset. Images are float32 in [0, 1]: reflectance, or value / 255 of 8-bit datasets."""
+
+    name: str
+    group: str
+    cloudy: np.ndarray
+    """(T, C, H, W), 0 where not valid."""
+    clear: np.ndarray
+    """(C, H, W) the target, 0 where not observed."""
+    valid: np.ndarray
+    """bool (T, H, W)."""
+    clear_valid: np.ndarray
+    """bool (H, W): the target was observed, and is clear where the dataset says so."""
+    bands: tuple[str, ...]
+    cloud_mask: np.ndarray | None = None
+    """bool (T, H, W) as the dataset gives it; None where it gives none."""
+    days: tuple[float, ...] | None = None
+    """Days of the T dates since the earliest of inputs and target."""
+    target_day: float | None = None
+    aux: np.ndarray | None = None
+    """(T, A, H, W) what the inputs have and the target has not: scaled Sentinel-1 if asked for, infrared."""
+    aux_bands: tuple[str, ...] = ()
+    """Names of the A bands: VV, VH or B08."""
+    facts: dict[str, Any] = field(default_factory=dict)
+    """What the sampler did, such as the numbers of the dates."""
+
+    @property
+    def leaks(self) -> bool:
+        """Whether the target stands among the inputs."""
+        return any(
+            np.array_equal(date, self.clear) and bool((seen & self.clear_valid).any())
+            for date, seen in zip(self.cloudy, self.valid, strict=True)
+        )
+
+    def chosen(self, bands: Sequence[str] | None) -> PublicSeries:
+        """Return the series with those of `bands` it has, in that order; None = all."""
+        if bands is None:
+            return self
+        names = tuple(band for band in bands if band in self.bands)
+        if not names:
+            raise BandError(f"{self.name} has bands {', '.join(self.bands)}; expected some of {', '.join(bands)}.")
+        index = [self.bands.index(band) for band in names]
+        return replace(self, cloudy=self.cloudy[:, index], clear=self.clear[index], bands=names)
+
+    def turned(self, symmetry: int) -> PublicSeries:
+        """Return the series with all images turned alike by `series.turn`."""
+        changed: dict[str, Any] = {
+            name: _turn(value, symmetry)
+            for name in ("cloudy", "clear", "valid", "clear_valid", "cloud_mask", "aux")
+            if (value := getattr(self, name)) is not None
+        }
+        return replace(self, **changed)
+
+    def item(self, bands: Sequence[str] | None = None, aux_bands: Sequence[str] = ()) -> Item:
+        """Return the series as an evaluation item of the paper's task, scored wherever the target is known.
+
+        The masks are the dataset's, else estimated by rules from the inputs alone (never from the target: a mask made
+        with it would tell the answer). `aux_bands` help and are not scored.
+        """
+        from sader.data.cloud_rules import estimate_cloud_mask
+        from sader.data.items import Item
+
+        mask = self.cloud_mask
+        if mask is None and all(band in self.bands for band in ("B02", "B03", "B04")):
+            mask = estimate_cloud_mask(self.cloudy, self.bands, valid=self.valid)
+        some = self.chosen(None if bands is None else (*bands, *aux_bands))
+        item = Item(
+            name=self.name,
+            group=self.group,
+            task="paper",
+            cloudy=some.cloudy,
+            clear=some.clear,
+            scored=self.clear_valid & self.valid.any(0),
+            cloud_mask=np.zeros(self.valid.shape, bool) if mask is None else mask & self.valid,
+            label_known=self.cloud_mask is not None,
+            valid=self.valid,
+            reference=None,
+            days=self.days,
+            bands=some.bands,
+            aux=self.aux,
+            aux_bands=self.aux_bands,
+        )
+        scored = [band for band in some.bands if band not in aux_bands]
+        if not scored:
+            raise BandError(
+                f"{self.name} has bands {', '.join(self.bands)}; expected some of {', '.join(bands or ())}."
+            )
+        if len(scored) == len(some.bands):
+            return item
+        split = item.with_aux(scored)
+        if split.aux is None or self.aux is None:
+            return split
+        aux = np.concatenate([split.aux, self.aux], axis=1)
+        return replace(split, aux=aux, aux_bands=(*split.aux_bands, *self.aux_bands))
+
+    def record(self, source: str, *, bands: Sequence[str] | None = None, **known: Any) -> SeriesRecord:
+        """Return the series for a training shard: the target first, labelled clear, then the inputs.
+
+        Inputs stay unlabelled even where the dataset has masks: a pixel labelled clear may be taught as a truth, and
+        these masks miss shadows and rims. Auxiliary bands are not packed.
+        known: `level`, `resolution` and `extra` of the record.
+        """
+        some = self.chosen(bands)
+        seen = np.concatenate([self.clear_valid[None], self.valid])
+        dn = counts_of_reflectance(np.concatenate([some.clear[None], some.cloudy]), seen)
+        labels = np.full(seen.shape, UNKNOWN, np.uint8)
+        labels[0][self.clear_valid] = CLEAR
+        days = None
+        if self.days is not None and self.target_day is not None:
+            days = (self.target_day, *self.days)
+        extra = {"target": 0, **known.pop("extra", {})}
+        return SeriesRecord(
+            dn, self.name, source, some.bands, labels, days=days, group=self.group, extra=extra, **known
+        )
+
+
+Reader = Callable[[Entry, Key], PublicSeries]
+
+
+@dataclass(frozen=True)
+class PublicDataset(Sequence[PublicSeries]):
+    """One split of a public dataset. Nothing is read before a series is asked for, and nothing is kept."""
+
+    request: Request
+    root: Path
+    entries: tuple[Entry, ...]
+    read: Reader
+    """A function of the module of the reader (or a partial of one), so that worker processes can be given it."""
+    bands: tuple[str, ...]
+    lists: SplitList
+    level: str = "L1C"
+    resolution: float | None = 10.0
+    notes: dict[str, Any] = field(default_factory=dict)
+    """What else a report should say, such as places missing on disk."""
+    seed: int = 0
+    epoch: int | None = None
+    """None: as on disk; a number: turned by the symmetry of (seed, epoch, index)."""
+
+    def __post_init__(self) -> None:
+        numbered = tuple(replace(entry, number=number) for number, entry in enumerate(self.entries))
+        if not self.entries:
+            lost = self.notes.get("missing_places")
+            found = f"all {len(lost)} listed places are missing" if lost else "none of it belongs to the split"
+            raise DataError(
+                f"{self.root} holds no series of split {self.request.split} of {self.request.name}: {found}. "
+                "Download that part of the dataset or ask for another split."
+            )
+        if all(entry.number == 0 for entry in self.entries):
+            object.__setattr__(self, "entries", numbered)
+
+    def __len__(self) -> int:
+        return len(self.entries)
+
+    @overload
+    def __getitem__(self, index: int) -> PublicSeries: ...
+    @overload
+    def __getitem__(self, index: slice) -> PublicDataset: ...
+    def __getitem__(self, index: int | slice) -> PublicSeries | PublicDataset:
+        if isinstance(index, slice):
+            return self.subset(range(len(self))[index])
+        entry = self.entries[index]
+        series = self.read(entry, (self.seed, self.epoch or 0, entry.number))
+        if self.epoch is None:
+            return series
+        square = series.clear.shape[-2] == series.clear.shape[-1]
+        return series.turned(symmetry_of(self.seed, self.epoch, entry.number, square=square))
+
+    def __iter__(self) -> Iterator[PublicSeries]:
+        return (self[index] for index in range(len(self)))
+
+    def at_epoch(self, epoch: int, *, seed: int = 0) -> PublicDataset:
+        """Return the dataset as training sees it in `epoch`: each series under its own symmetry of the square."""
+        return replace(self, seed=seed, epoch=epoch)
+
+    def order(self, epoch: int, *, seed: int = 0) -> np.ndarray:
+        """Return the shuffled indexes of `epoch`, a function of (seed, epoch) alone."""
+        return keyed_generator(seed, epoch, 0x5EED).permutation(len(self))
+
+    def subset(self, indexes: Iterable[int]) -> PublicDataset:
+        """Return the dataset with these series only; their augmentation stays what it was."""
+        return replace(self, entries=tuple(self.entries[index] for index in indexes))
+
+    def limited(self, per_group: int | None, *, seed: int = 0) -> PublicDataset:
+        """Return at most `per_group` series of each group, chosen by the seed."""
+        if per_group is None:
+            return self
+        groups: dict[str, list[int]] = {}
+        for index, entry in enumerate(self.entries):
+            groups.setdefault(entry.group, []).append(index)
+        kept = []
+        for members in groups.values():
+            picks = keyed_generator(seed, self.entries[members[0]].number, len(members)).permutation(len(members))
+            kept += [members[k] for k in picks[:per_group]]
+        return self.subset(sorted(kept))
+
+    def view(self, image: np.ndarray) -> np.ndarray:
+        """Return (C, H, W) as the dataset's protocol sees it: itself, or red, green, blue under `mtc_stretch`."""
+        if self.request.protocol != "mtc_stretch":
+            return image
+        import torch
+
+        from sader.bands import rgb_indices
+        from sader.method.metrics import mtc_stretch
+
+        colours = torch.from_numpy(np.ascontiguousarray(image[list(rgb_indices(self.bands))]))
+        return mtc_stretch(colours[None])[0].numpy()
+
+    def records(self, bands: Sequence[str] | None = None) -> Iterator[SeriesRecord]:
+        """Yield the series as records for training shards."""
+        facts = self.facts
+        extra = {key: facts[key] for key in ("split", "sampler", "lists", "lists_sha256")}
+        for series in self:
+            yield series.record(
+                self.request.name, bands=bands, level=self.level, resolution=self.resolution, extra=extra
+            )
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        """What a report must say about the data."""
+        return {
+            "dataset": self.request.name, "split": self.request.split, "sampler": self.request.sampler,
+            "protocol": self.request.protocol, "series": len(self), "groups": len({e.group for e in self.entries}),
+            "lists": self.lists.origin, "lists_sha256": self.lists.sha256, **self.notes,
+        }  # fmt: skip
+
+
+def _turn(image: np.ndarray, symmetry: int) -> np.ndarray:
+    """Return (..., H, W) under `series.turn`'s symmetry, as NumPy."""
+    if symmetry & 4:
+        image = image.swapaxes(-2, -1)
+    axes = tuple(axis for axis, bit in ((-2, 1), (-1, 2)) if symmetry & bit)
+    return np.ascontiguousarray(np.flip(image, axes) if axes else image)
+
+
+def check_choice(value: str, known: Iterable[str], what: str, name: str) -> None:
+    """Raise unless `value` is known to the dataset `name`."""
+    options = list(known)
+    if value not in options:
+        raise ConfigError(f"{name} has no {what} {value!r}; it has {', '.join(options)}.")

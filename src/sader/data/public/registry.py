@@ -1,0 +1,175 @@
+"""`open_dataset`: one way to open any public cloud-removal dataset, and the table of those that are known.
+
+METHOD 6. Each reader knows its own layout; here the request is checked and the layout of a folder is recognised.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, overload
+
+from sader.bands import BANDS_13
+from sader.data.public import allclear, cuhk_cr, rice, sen2_mtc, sen12mscr, sen12mscrts
+from sader.data.public.dataset import PublicDataset, ReadOptions, Request, check_choice
+from sader.data.public.scaling import SAR_SCALINGS
+from sader.errors import ConfigError, DataError, did_you_mean
+
+if TYPE_CHECKING:
+    from sader.data.items import Item
+
+SCORING = ("reflectance", "mtc_stretch")
+"""Protocols of `metrics.PROTOCOLS` a dataset can be viewed and scored under."""
+
+
+@dataclass(frozen=True)
+class DatasetKind:
+    """What is known of a public dataset before it is opened."""
+
+    open: Callable[[Path, Request], PublicDataset]
+    splits: tuple[str, ...]
+    samplers: Mapping[str, str]
+    """Name -> what it does."""
+    bands: tuple[str, ...]
+    protocol: str
+    """The one of its published figures."""
+    about: str
+
+
+_MTC = "mtc_stretch"
+_PLAIN = "reflectance"
+DATASETS: dict[str, DatasetKind] = {
+    "sen2_mtc_new": DatasetKind(
+        sen2_mtc.open_new, sen2_mtc.NEW_SPLITS, sen2_mtc.NEW_SAMPLERS, sen2_mtc.BANDS, _MTC,
+        "Sen2_MTC_New (CTGAN): 3 cloudy dates, R G B NIR, 34 / 5 / 10 tiles",
+    ),
+    "sen2_mtc_old": DatasetKind(
+        sen2_mtc.open_old, sen2_mtc.OLD_SPLITS, sen2_mtc.OLD_SAMPLERS, sen2_mtc.BANDS[:3], _PLAIN,
+        "Sen2_MTC_Old (STGAN multipleImage): 3 cloudy dates, 8-bit R G B with infrared, no official split",
+    ),
+    "sen12mscr": DatasetKind(
+        sen12mscr.open_sen12mscr, sen12mscr.SPLITS, sen12mscr.SAMPLERS, BANDS_13, _PLAIN,
+        "SEN12MS-CR: 1 cloudy date, 13 bands, Sentinel-1, 155 / 10 / 10 regions",
+    ),
+    **{
+        name: DatasetKind(
+            sen12mscrts.open_sen12mscrts, sen12mscrts.SPLITS, sen12mscrts.SAMPLERS, BANDS_13, _PLAIN,
+            f"SEN12MS-CR-TS, {region}: 30 dates, 13 bands, Sentinel-1"
+            + ("; test is ROIs1868/73 alone, as published" if name.endswith("_published") else ""),
+        )
+        for name, region in sen12mscrts.REGIONS.items()
+    },
+    **{
+        name: DatasetKind(rice.open_rice, rice.SPLITS, rice.SAMPLERS, rice.BANDS, _PLAIN, f"{name.upper()}: {what}")
+        for name, what in (("rice1", "thin cloud, 8-bit R G B"), ("rice2", "thick cloud, 8-bit R G B, masks"))
+    },
+    **{
+        name: DatasetKind(
+            cuhk_cr.open_cuhk_cr, cuhk_cr.SPLITS, cuhk_cr.SAMPLERS, cuhk_cr.BANDS, _PLAIN,
+            f"{what}, 8-bit R G B NIR",
+        )
+        for name, what in (("cuhk_cr1", "CUHK-CR1: thin cloud"), ("cuhk_cr2", "CUHK-CR2: thick cloud"))
+    },
+    "allclear": DatasetKind(
+        allclear.open_allclear, allclear.SPLITS, allclear.SAMPLERS, BANDS_13, _PLAIN,
+        "AllClear: 3 or 12 dates, 13 bands, cloud and shadow masks",
+    ),
+}  # fmt: skip
+"""Every dataset `open_dataset` knows, by name."""
+
+
+def open_dataset(
+    name_or_path: str | Path,
+    *,
+    split: str,
+    dataset: str | None = None,
+    sampler: str = "leak_free",
+    protocol: str | None = None,
+    options: ReadOptions | None = None,
+) -> PublicDataset:
+    """Return one split of a public dataset as a sequence of `PublicSeries`.
+
+    name_or_path: NAME:FOLDER with a name of `DATASETS`, or a folder, with its name in `dataset` or recognised by its
+    layout. split: train, val, test or all, as the dataset has them. sampler: leak_free, or published as it was
+    published (`DATASETS[name].samplers` says what each does). protocol: reflectance or mtc_stretch, default that of
+    the dataset's published figures; it decides `PublicDataset.view` and which scores stand beside plain reflectance.
+    """
+    name, root = _parse(name_or_path, dataset)
+    kind, options = DATASETS[name], options or ReadOptions()
+    check_choice(split, kind.splits, "split", name)
+    check_choice(sampler, kind.samplers, "sampler", name)
+    protocol = kind.protocol if protocol is None else protocol
+    if protocol not in SCORING:
+        raise ConfigError(f"unknown protocol {protocol!r}{did_you_mean(protocol, SCORING)}")
+    if options.sar is not None and options.sar not in SAR_SCALINGS:
+        raise ConfigError(f"unknown SAR scaling {options.sar!r}{did_you_mean(options.sar, SAR_SCALINGS)}")
+    if options.inputs < 1:
+        raise ConfigError(f"inputs is {options.inputs}; expected at least 1 cloudy date.")
+    if not root.is_dir():
+        found = "is a file" if root.exists() else "does not exist"
+        raise DataError(f"{root} {found}; expected the folder of {name}. Check the path.")
+    return kind.open(root, Request(name, split, sampler, protocol, options))
+
+
+def _parse(name_or_path: str | Path, dataset: str | None) -> tuple[str, Path]:
+    text = str(name_or_path)
+    before, colon, after = text.partition(":")
+    if dataset is None and colon and len(before) > 1 and before.replace("_", "").isalnum():
+        dataset, text = before, after
+    if dataset is not None:
+        if dataset not in DATASETS:
+            raise ConfigError(f"unknown dataset {dataset!r}{did_you_mean(dataset, DATASETS)}")
+        return dataset, Path(text)
+    if text in DATASETS:
+        raise ConfigError(f"{text} is a dataset, not a folder; expected {text}:FOLDER with where it lies.")
+    return recognise(Path(text)), Path(text)
+
+
+def recognise(root: Path) -> str:
+    """Return the name of the dataset whose layout `root` has; SEN12MS-CR-TS is taken whole."""
+    if not root.is_dir():
+        raise DataError(f"{root} is no folder; expected that of a dataset. Check the path.")
+    signs = {
+        "sen2_mtc_new": "Sen2_MTC",
+        "sen2_mtc_old": "multipleImage",
+        "sen12mscr": "ROIs*_s2_cloudy",
+        "sen12mscrts": "ROIs*/*/S2",
+        "allclear": "metadata/datasets",
+    }
+    for name, pattern in signs.items():
+        if next(root.glob(pattern), None) is not None:
+            return name
+    raise DataError(
+        f"{root} has the layout of no known dataset for certain. Name it: dataset=NAME (--dataset), one of "
+        f"{', '.join(DATASETS)}."
+    )
+
+
+@dataclass(frozen=True)
+class DatasetItems(Sequence["Item"]):
+    """A dataset as evaluation items with the given bands, each read when it is asked for."""
+
+    dataset: PublicDataset
+    bands: tuple[str, ...] | None = None
+    aux_bands: tuple[str, ...] = ()
+
+    def __len__(self) -> int:
+        return len(self.dataset)
+
+    @overload
+    def __getitem__(self, index: int) -> Item: ...
+    @overload
+    def __getitem__(self, index: slice) -> DatasetItems: ...
+    def __getitem__(self, index: Any) -> Item | DatasetItems:
+        if isinstance(index, slice):
+            return DatasetItems(self.dataset[index], self.bands, self.aux_bands)
+        return self.dataset[index].item(self.bands, self.aux_bands)
+
+    def __iter__(self) -> Iterator[Item]:
+        return (self[index] for index in range(len(self)))
+
+    def named(self, names: Sequence[str]) -> list[Item]:
+        """Return the items of these names without reading the others."""
+        index = {entry.name: number for number, entry in enumerate(self.dataset.entries)}
+        return [self[index[name]] for name in names]

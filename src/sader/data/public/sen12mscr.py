@@ -1,0 +1,131 @@
+"""SEN12MS-CR: one cloudy and one clear Sentinel-2 image of a patch, with Sentinel-1.
+
+USERS C. `ROIs1158_spring_s2_cloudy/s2_cloudy_N/ROIs1158_spring_s2_cloudy_N_pK.tif` and likewise s2 and s1, 13 bands
+L1C, 256 x 256; the lists are those of the UnCRtainTS loader (175 regions). A folder per season works too.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+
+from sader.bands import BANDS_13
+from sader.data.public.dataset import Entry, Key, PublicDataset, PublicSeries, Request
+from sader.data.public.images import check_counts, files_in, natural_key, read_bands, read_counts, same_size
+from sader.data.public.scaling import reflectance_of_counts, scale_sar
+from sader.data.public.splits import SplitList, frozen_list, joined, list_hash, read_list
+from sader.errors import DataError
+
+SAR_BANDS = ("VV", "VH")
+SPLITS = ("train", "val", "test", "all")
+SAMPLERS = {
+    "published": "regions whose path contains a listed name: 's1_1' of the training list also takes s1_106, s1_123 "
+    "and s1_140 of the test list, so training sees test regions",
+    "leak_free": "exactly the listed regions",
+}
+SEASONS = ("ROIs1158_spring", "ROIs1868_summer", "ROIs1970_fall", "ROIs2017_winter")
+
+
+def open_sen12mscr(root: Path, request: Request) -> PublicDataset:
+    """Return SEN12MS-CR; regions absent from disk are an error unless partial, since they decide the score."""
+    regions = {f"{season}/{number}": folder for season in SEASONS for number, folder in _regions(root, season).items()}
+    if not regions:
+        raise DataError(
+            f"{root} holds no SEN12MS-CR region; expected ROIs1158_spring_s2_cloudy/s2_cloudy_1 and the like. "
+            "Give the folder that holds the ROIs*_s1, ROIs*_s2 and ROIs*_s2_cloudy folders."
+        )
+    lists = _lists(request)
+    chosen = [region for region in sorted(regions, key=natural_key) if _belongs(region, lists.names, request.sampler)]
+    missing = sorted(set(lists.names) - set(regions), key=natural_key)
+    if missing and not request.options.partial:
+        raise DataError(
+            f"{len(missing)} of {len(lists.names)} regions of split {request.split} are not in {root}: "
+            f"{', '.join(missing[:5])}. Download them, or use what is there with partial=True (--partial)."
+        )
+    entries = [entry for region in chosen for entry in _entries(region, *regions[region], request)]
+    notes = {"missing_places": missing} if missing else {}
+    read = partial(_read, sar=request.options.sar)
+    return PublicDataset(request, root, tuple(entries), read, BANDS_13, lists, level="L1C", notes=notes)
+
+
+def _lists(request: Request) -> SplitList:
+    lists = request.options.lists
+    if lists not in (None, "frozen"):
+        if lists in ("folder", "hash"):
+            raise DataError(f"SEN12MS-CR has no lists of kind {lists}; expected frozen or the path of a list.")
+        names = read_list(Path(str(lists)))
+        return SplitList(names, Path(str(lists)).name, list_hash(names))
+    parts = ("train", "val", "test") if request.split == "all" else (request.split,)
+    return joined([frozen_list("sen12mscr", part) for part in parts])
+
+
+def _belongs(region: str, names: tuple[str, ...], sampler: str) -> bool:
+    if sampler == "leak_free":
+        return region in names
+    return any(region.startswith(name) for name in names)
+
+
+def _regions(root: Path, season: str) -> dict[str, tuple[Path, str]]:
+    """Return number -> (folder of the cloudy images, layout) of the regions of one season."""
+    for layout in (f"{season}_s2_cloudy", season):
+        place = root / layout
+        if place.is_dir():
+            found = {}
+            for name in os.listdir(place):
+                match = re.fullmatch(r"s2_cloudy_(\d+)", name)
+                if match and (place / name).is_dir():
+                    found[match.group(1)] = (place / name, layout)
+            return found
+    return {}
+
+
+def _entries(region: str, cloudy: Path, layout: str, request: Request) -> list[Entry]:
+    season, number = region.split("/")
+
+    def sibling(kind: str) -> Path:
+        return cloudy.parent.parent / layout.replace("_s2_cloudy", f"_{kind}") / f"{kind}_{number}"
+
+    clear, radar = sibling("s2"), sibling("s1")
+    wanted = {clear: "s2"} | ({radar: "s1"} if request.options.sar else {})
+    there = {}
+    for folder in wanted:
+        if not folder.is_dir():
+            raise DataError(f"{folder} does not exist, but {cloudy} does; expected both. Unpack the region again.")
+        there[folder] = set(os.listdir(folder))
+    entries = []
+    for name in files_in(cloudy, ".tif"):
+        files = {folder: name.replace("_s2_cloudy_", f"_{kind}_") for folder, kind in wanted.items()}
+        for folder, file in files.items():
+            if file not in there[folder]:
+                raise DataError(
+                    f"{folder / file} does not exist, but {cloudy / name} does; expected a pair. Unpack it again."
+                )
+        more = {"s1": (radar / files[radar],)} if request.options.sar else {}
+        patch = name[:-4].replace("_s2_cloudy_", "_")
+        entries.append(Entry(patch, f"{season}_{number}", (cloudy / name,), clear / files[clear], more))
+    if not entries:
+        raise DataError(f"{cloudy} holds no .tif; expected the patches of the region. Unpack it again.")
+    return entries
+
+
+def _read(entry: Entry, key: Key, *, sar: str | None) -> PublicSeries:
+    assert entry.target is not None
+    paths = [entry.target, *entry.inputs]
+    images = [read_counts(path, BANDS_13) for path in paths]
+    same_size(paths, [counts for counts, _ in images])
+    for path, (counts, seen) in zip(paths, images, strict=True):
+        check_counts(path, counts, seen)
+    (clear, clear_seen), (cloudy, seen) = ((reflectance_of_counts(counts), seen) for counts, seen in images)
+    aux = None
+    if sar is not None:
+        radar = [read_bands(path, (1, 2)) for path in entry.more["s1"]]
+        same_size([*paths, *entry.more["s1"]], [clear, cloudy, *radar])
+        aux = np.stack([scale_sar(each, scaling=sar) for each in radar])
+    return PublicSeries(
+        entry.name, entry.group, cloudy[None], clear, seen[None], clear_seen, BANDS_13,
+        aux=aux, aux_bands=SAR_BANDS if aux is not None else (),
+    )  # fmt: skip

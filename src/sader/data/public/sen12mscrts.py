@@ -1,0 +1,230 @@
+"""SEN12MS-CR-TS: 30 dates of a patch in 2018, Sentinel-2 L1C and Sentinel-1; T inputs and a target are chosen.
+
+METHOD 6, USERS C. `ROIsXXXX/N/{S1,S2}/<0..29>/*_patch_K.tif`, the sixth part of a name is the date. `sen12mscrts` is
+all regions, `sen12mscrts_ea` East Asia with all three test regions, `sen12mscrts_ea_published` the same with
+ROIs1868/73 alone as test, which is what the published East Asia figures are. Samplers: `samplers.py`.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from datetime import date
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+
+from sader.bands import BANDS_13
+from sader.data.public.dataset import Entry, Key, PublicDataset, PublicSeries, Request
+from sader.data.public.images import read_bands, read_counts, read_mask, same_size
+from sader.data.public.samplers import SAMPLERS, choose_dates
+from sader.data.public.scaling import reflectance_of_counts, scale_sar
+from sader.data.public.splits import SplitList, frozen_list, joined, list_hash, read_list
+from sader.errors import ConfigError, DataError, OutputError
+
+__all__ = ["REGIONS", "SAMPLERS", "SPLITS", "coverage_table", "open_sen12mscrts"]
+
+DATES = 30
+SPLITS = ("train", "val", "test", "all")
+REGIONS = {
+    "sen12mscrts": "all", "sen12mscrts_africa": "africa", "sen12mscrts_america": "america",
+    "sen12mscrts_ea": "asiaEast", "sen12mscrts_ea_published": "asiaEast", "sen12mscrts_asia_west": "asiaWest",
+    "sen12mscrts_europa": "europa",
+}  # fmt: skip
+"""Dataset name -> region of the published lists."""
+SAR_BANDS = ("VV", "VH")
+_PATCH = re.compile(r"_patch_(\d+)\.tif$", re.IGNORECASE)
+
+
+def open_sen12mscrts(root: Path, request: Request) -> PublicDataset:
+    """Return SEN12MS-CR-TS or one region of it; regions absent from disk are an error unless partial."""
+    lists = _lists(request)
+    if not any(root.glob("ROIs*/*/S2")):
+        raise DataError(
+            f"{root} holds no ROIs*/NUMBER/S2; expected the SEN12MS-CR-TS layout ROIs1868/73/S2/0/*.tif. "
+            "Give the folder that holds ROIs1158, ROIs1868, ROIs1970, ROIs2017."
+        )
+    missing = [roi for roi in lists.names if not (root / roi / "S2").is_dir()]
+    if missing and not request.options.partial:
+        raise DataError(
+            f"{len(missing)} of {len(lists.names)} regions of split {request.split} are not in {root}: "
+            f"{', '.join(missing[:5])}. Download them, or use what is there with partial=True (--partial): the "
+            "regions on disk decide the score."
+        )
+    table = _table(request.options.coverage)
+    entries = [entry for roi in lists.names if roi not in missing for entry in _entries(root, roi, request)]
+    source = "table" if table is not None else str(request.options.coverage)
+    if source == "auto":
+        # One detector for the whole split: a mixture would choose dates by two measures.
+        source = "masks" if all(entry.facts["masks"] for entry in entries) else "rules"
+    notes: dict[str, object] = {"coverage": source}
+    if missing:
+        notes["missing_places"] = missing
+    read = partial(
+        _read, sampler=request.sampler, inputs=request.options.inputs, sar=request.options.sar, coverage=source,
+        table=table,
+    )  # fmt: skip
+    return PublicDataset(request, root, tuple(entries), read, BANDS_13, lists, level="L1C", notes=notes)
+
+
+def coverage_table(dataset: PublicDataset, out: Path) -> Path:
+    """Write the cloud cover of every date of every patch as JSON to `out`, which `ReadOptions.coverage` takes."""
+    source = str(dataset.notes.get("coverage", "none"))
+    if source == "none":
+        raise ConfigError(f"{dataset.request.name} has no choice of dates; expected sen12mscrts or a region of it.")
+    if source == "table":
+        raise ConfigError("the dataset already uses a coverage table. Open it with coverage='auto' to make another.")
+    table = {entry.name: [float(value) for value in _cover(entry, source)[0]] for entry in dataset.entries}
+    try:
+        out.write_text(json.dumps({"source": source, "coverage": table}), encoding="utf-8")
+    except OSError as error:
+        raise OutputError(f"cannot write {out}: {error.strerror}. Choose another --out.") from error
+    return out
+
+
+def _lists(request: Request) -> SplitList:
+    lists, region = request.options.lists, REGIONS[request.name]
+    if lists not in (None, "frozen"):
+        if lists in ("folder", "hash"):
+            raise DataError(f"SEN12MS-CR-TS has no lists of kind {lists}; expected frozen or the path of a list.")
+        names = read_list(Path(str(lists)))
+        return SplitList(names, Path(str(lists)).name, list_hash(names))
+    parts = ("train", "val", "test") if request.split == "all" else (request.split,)
+    published = request.name.endswith("_published")
+    chosen = [f"{region}/{part}{'_published' if published and part == 'test' else ''}" for part in parts]
+    return joined([frozen_list("sen12mscrts", part) for part in chosen])
+
+
+def _table(coverage: str | Path) -> dict[str, list[float]] | None:
+    if coverage in ("auto", "masks", "rules"):
+        return None
+    path = Path(coverage)
+    if path.suffix != ".json":
+        raise DataError(
+            f"{path} is no JSON table; expected one (the published generic_*.npy tables are pickled and not read: "
+            "nothing is unpickled here). Make one with sader.data.public.sen12mscrts.coverage_table."
+        )
+    try:
+        table = json.loads(path.read_text(encoding="utf-8"))["coverage"]
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise DataError(f"cannot read the coverage table {path}: {error}. Make it again.") from error
+    return table
+
+
+def _entries(root: Path, roi: str, request: Request) -> list[Entry]:
+    """Return the patches of one region; every date must hold the same ones."""
+    kinds = ("S2", "S1") if request.options.sar else ("S2",)
+    files: dict[str, list[dict[int, Path]]] = {}
+    unmasked: set[int] = set()
+    for kind in kinds:
+        files[kind] = []
+        for number in range(DATES):
+            folder = root / roi / kind / str(number)
+            if not folder.is_dir():
+                raise DataError(f"{folder} does not exist; expected dates 0 to {DATES - 1}. Unpack the region again.")
+            names = {name for name in os.listdir(folder) if not name.startswith(".")}
+            found = {int(match.group(1)): folder / name for name in names if (match := _PATCH.search(name))}
+            if kind == "S2":
+                unmasked |= {patch for patch, path in found.items() if f"{path.stem}_mask.npy" not in names}
+            files[kind].append(found)
+    patches = sorted(files["S2"][0])
+    if not patches:
+        raise DataError(f"{root / roi}/S2/0 holds no *_patch_K.tif; expected the patches. Unpack the region again.")
+    for kind in kinds:
+        for number, found in enumerate(files[kind]):
+            lost = sorted(set(patches) - set(found))
+            if lost:
+                raise DataError(
+                    f"{root / roi / kind / str(number)} has no patch {lost[0]}; expected the patches of date 0 on "
+                    "every date. Unpack the region again."
+                )
+    return [
+        Entry(
+            f"{roi.replace('/', '_')}_patch_{patch}", roi, tuple(found[patch] for found in files["S2"]), None,
+            {"S1": tuple(found[patch] for found in files["S1"])} if request.options.sar else {},
+            {"masks": patch not in unmasked},
+        )
+        for patch in patches
+    ]  # fmt: skip
+
+
+def acquisition_day(path: Path) -> float:
+    """Return the day number of the date that is the sixth part of a file name."""
+    parts = path.name.split("_")
+    try:
+        return float(date.fromisoformat(parts[5]).toordinal())
+    except (IndexError, ValueError) as error:
+        raise DataError(
+            f"{path} has no date as sixth part of its name; expected such as "
+            "s2_ROIs1868_73_ImgNo_0_2018-01-03_patch_0.tif. Use the names as published."
+        ) from error
+
+
+def _cover(entry: Entry, source: str) -> tuple[np.ndarray, list[np.ndarray] | None]:
+    """Return the cloud cover (30,) of the dates, and their masks where they are stored beside the images."""
+    stored = [path.with_name(f"{path.stem}_mask.npy") for path in entry.inputs]
+    if source == "masks":
+        lost = next((path for path in stored if not path.is_file()), None)
+        if lost is not None:
+            raise DataError(
+                f"{lost} does not exist; expected a mask beside every image with coverage='masks'. "
+                "Use coverage='rules' or a table."
+            )
+        masks = [read_mask(path) for path in stored]
+        return np.array([mask.mean() for mask in masks]), masks
+    from sader.data.cloud_rules import estimate_cloud_mask
+
+    images = [read_counts(path, BANDS_13) for path in entry.inputs]
+    seen = np.stack([seen for _, seen in images])
+    cloud = estimate_cloud_mask(np.stack([reflectance_of_counts(counts) for counts, _ in images]), BANDS_13, valid=seen)
+    # What was not observed counts as cloud, so a blank date is never the target.
+    return (cloud | ~seen).mean((1, 2)), None
+
+
+def _read(
+    entry: Entry,
+    key: Key,
+    *,
+    sampler: str,
+    inputs: int,
+    sar: str | None,
+    coverage: str,
+    table: dict[str, list[float]] | None,
+) -> PublicSeries:
+    days = [acquisition_day(path) for path in entry.inputs]
+    masks = None
+    if table is not None:
+        if len(table.get(entry.name, ())) != len(entry.inputs):
+            raise DataError(
+                f"the coverage table has {len(table.get(entry.name, ()))} values for {entry.name}; expected "
+                f"{len(entry.inputs)}. Make it again."
+            )
+        cover = np.array(table[entry.name])
+    else:
+        cover, masks = _cover(entry, coverage)
+    chosen = choose_dates(sampler, cover, inputs=inputs, days=days, key=key)
+    paths = [entry.inputs[number] for number in (chosen.target, *chosen.inputs)]
+    images = [read_counts(path, BANDS_13) for path in paths]
+    same_size(paths, [counts for counts, _ in images])
+    values = np.stack([reflectance_of_counts(counts) for counts, _ in images])
+    seen = np.stack([seen for _, seen in images])
+    aux = None
+    if sar is not None:
+        radar = [entry.more["S1"][number] for number in chosen.inputs]
+        echoes = [read_bands(path, (1, 2)) for path in radar]
+        same_size([*paths, *radar], [*values, *echoes])
+        aux = np.stack([scale_sar(each, scaling=sar) for each in echoes])
+    used = [days[number] for number in chosen.inputs]
+    start = min(*used, days[chosen.target])
+    return PublicSeries(
+        entry.name, entry.group, values[1:], values[0], seen[1:], seen[0], BANDS_13,
+        cloud_mask=None if masks is None else np.stack([masks[number] for number in chosen.inputs]),
+        days=tuple(day - start for day in used), target_day=days[chosen.target] - start,
+        aux=aux, aux_bands=SAR_BANDS if aux is not None else (),
+        facts={
+            "inputs": chosen.inputs, "target": chosen.target, "target_is_input": chosen.leaks,
+            "target_cover": float(cover[chosen.target]),
+        },
+    )  # fmt: skip

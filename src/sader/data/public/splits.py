@@ -1,0 +1,112 @@
+"""Which places train, validate and test: lists shipped with the package, lists found beside the data, and our own rule.
+
+METHOD 6, USERS C. Every list has a SHA-256 (of its sorted names, one per line), which goes into the facts of a dataset
+and so into each report. No published list is guessed: where none exists, `by_hash` is a rule of ours and says so.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import warnings
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from functools import cache
+from importlib import resources
+from pathlib import Path
+
+from sader.errors import ConfigError, DataError, did_you_mean
+
+LISTS = ("folder", "frozen", "hash")
+"""Where a list may come from: the dataset's own folder, this package, or the rule `by_hash`. A path is taken too."""
+
+
+@dataclass(frozen=True)
+class SplitList:
+    """The names of one part of a dataset, and where they come from."""
+
+    names: tuple[str, ...]
+    origin: str
+    """Such as "frozen", "test.txt of the folder", "hash rule (not published)"."""
+    sha256: str
+    """Of the sorted names, so neither the order nor the line ends matter."""
+
+
+def list_hash(names: Iterable[str]) -> str:
+    """Return the SHA-256 of the sorted names, each followed by a line feed."""
+    return hashlib.sha256("".join(f"{name}\n" for name in sorted(names)).encode()).hexdigest()
+
+
+def frozen_list(dataset: str, part: str) -> SplitList:
+    """Return the list `part` of `dataset` as shipped; its hash is checked."""
+    content = _shipped(dataset)
+    if part not in content["lists"]:
+        raise ConfigError(f"{dataset} has no list {part}{did_you_mean(part, content['lists'])}")
+    names, wanted = tuple(content["lists"][part]), content["sha256"][part]
+    found = list_hash(names)
+    if found != wanted:
+        raise DataError(f"the shipped list {part} of {dataset} has SHA-256 {found}, not {wanted}. Install sader again.")
+    return SplitList(names, "frozen", found)
+
+
+@cache
+def _shipped(dataset: str) -> dict:
+    path = resources.files("sader.data.public") / "splits" / f"{dataset}.json"
+    return json.loads(path.read_text(encoding="utf-8"))
+
+
+def read_list(path: Path) -> tuple[str, ...]:
+    """Return the names in a text file, one per line; blank lines and repeats are left out, repeats with a warning."""
+    try:
+        lines = path.read_text(encoding="utf-8-sig").split("\n")
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
+        raise DataError(f"cannot read the split file {path}: {reason}. Copy it again from the dataset.") from error
+    names = [line.strip() for line in lines if line.strip()]
+    if not names:
+        raise DataError(f"the split file {path} is empty; expected one name per line. Copy it again.")
+    unique = tuple(dict.fromkeys(names))
+    if len(unique) < len(names):
+        warnings.warn(f"{path.name} repeats {len(names) - len(unique)} names; each is used once.", stacklevel=2)
+    return unique
+
+
+def folder_list(root: Path, split: str, *, file_names: Sequence[str] | None = None, instead: str) -> SplitList:
+    """Return the list of `split` from the dataset's own folder.
+
+    file_names: the names under which such a file is known, default SPLIT.txt. instead: the end of the error, what to
+    do without the file.
+    """
+    wanted = tuple(file_names or (f"{split}.txt",))
+    for name in wanted:
+        if (root / name).is_file():
+            names = read_list(root / name)
+            return SplitList(names, f"{name} of the folder", list_hash(names))
+    found = sorted(path.name for path in root.glob("*.txt"))
+    raise DataError(
+        f"no split file in {root}; expected {' or '.join(wanted)}, found "
+        f"{', '.join(found) if found else 'no text file'}. {instead}"
+    )
+
+
+def by_hash(names: Iterable[str], split: str, *, shares: tuple[float, float] = (0.8, 0.1)) -> SplitList:
+    """Return the part of `names` that a rule of ours gives to `split`: order by SHA-256, first 80 %, 10 %, the rest.
+
+    Not a published split. It depends on the set of names alone, whose hash is the result's; give whole tiles or
+    groups of equal images, so that none stands on two sides.
+    """
+    ranked = sorted(set(names), key=lambda name: hashlib.sha256(name.encode()).digest())
+    first = round(shares[0] * len(ranked))
+    # Validation and test get one each as soon as there are three names.
+    first = min(first, len(ranked) - 2) if len(ranked) > 2 else first
+    second = min(first + max(round(shares[1] * len(ranked)), 1), max(len(ranked) - 1, first))
+    parts = {"train": ranked[:first], "val": ranked[first:second], "test": ranked[second:], "all": ranked}
+    if split not in parts:
+        raise ConfigError(f"unknown split {split!r}{did_you_mean(split, parts)}")
+    return SplitList(tuple(sorted(parts[split])), "hash rule of sader (not published)", list_hash(parts[split]))
+
+
+def joined(lists: Sequence[SplitList]) -> SplitList:
+    """Return several lists as one."""
+    names = tuple(dict.fromkeys(name for each in lists for name in each.names))
+    return SplitList(names, ", ".join(dict.fromkeys(each.origin for each in lists)), list_hash(names))

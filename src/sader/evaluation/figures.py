@@ -1,0 +1,182 @@
+"""The trade-off figure: quality against parameters (and cost as the size of the mark), with the Pareto front.
+
+The paper's efficiency figure. Drawn with Pillow, imported where it is drawn (training
+machines may lack it); every point is also in the JSON of the report.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import TYPE_CHECKING
+
+from sader.errors import DataError
+
+if TYPE_CHECKING:
+    from PIL import Image, ImageDraw
+
+FRONT = (118, 66, 168)
+_COLOURS = (
+    (31, 105, 176), (214, 72, 36), (52, 140, 82), (160, 110, 30), (120, 90, 180), (200, 80, 140), (90, 90, 90),
+    (20, 150, 160), (150, 150, 30), (90, 50, 30),
+)  # fmt: skip
+_GREY = (205, 205, 205)
+_PALE = (165, 150, 180)
+
+
+@dataclass(frozen=True)
+class Point:
+    """One method in the figure."""
+
+    name: str
+    quality: float
+    """Higher is better."""
+    parameters: float
+    """Millions; 0 for a method without any."""
+    gmacs: float
+    """Of one whole sample (of one forward where published); the mark grows with its logarithm."""
+    published: bool = False
+    """From the paper, not measured here: drawn hollow."""
+
+
+def pareto_front(points: Sequence[Point], *, cost: str = "parameters") -> list[Point]:
+    """Return the points that no other beats in quality at the same or a lower cost, cheapest first.
+
+    cost: "parameters" or "gmacs". Of equal points the first stands.
+    """
+    front: list[Point] = []
+    for point in sorted(points, key=lambda p: (getattr(p, cost), -p.quality)):
+        if math.isfinite(point.quality) and (not front or point.quality > front[-1].quality):
+            front.append(point)
+    return front
+
+
+def draw_pareto(
+    points: Sequence[Point], *, title: str, quality: str = "PSNR dB", size: tuple[int, int] = (620, 520)
+) -> Image.Image:
+    """Return the figure: left quality over parameters, right quality over GMACs of a sample (both logarithmic)."""
+    from PIL import Image, ImageDraw, ImageFont
+
+    from sader.figures.picture import BACKGROUND, INK
+
+    shown = [point for point in points if math.isfinite(point.quality)]
+    if not shown:
+        raise DataError("no method has a finite quality to draw; expected at least one scored method.")
+    width, height = size
+    line, legend = 20, 8 + 20 * math.ceil(len(shown) / 4)
+    figure = Image.new("RGB", (2 * width, height + 40 + legend), BACKGROUND)
+    draw = ImageDraw.Draw(figure)
+    small, large = ImageFont.load_default(13), ImageFont.load_default(18)
+    draw.text((12, 8), title, fill=INK, font=large)
+    colours = {point.name: _COLOURS[k % len(_COLOURS)] for k, point in enumerate(shown)}
+    for left, cost, label in ((0, "parameters", "parameters, millions"), (width, "gmacs", "GMAC per sample")):
+        _plot(draw, shown, colours, (left + 62, 46, left + width - 20, height - 10), cost, label, quality)
+    for k, point in enumerate(shown):
+        x, y = 14 + (k % 4) * (2 * width // 4), height + 34 + line * (k // 4)
+        colour = colours[point.name]
+        draw.ellipse((x, y + 3, x + 10, y + 13), fill=None if point.published else colour, outline=colour, width=2)
+        text = f"{k + 1} {point.name}{' (published)' if point.published else ''}: {point.quality:.2f}"
+        draw.text((x + 16, y), text[:48], fill=INK, font=small)
+    return figure
+
+
+def _plot(
+    draw: ImageDraw.ImageDraw,
+    points: Sequence[Point],
+    colours: dict[str, tuple[int, int, int]],
+    box: tuple[int, int, int, int],
+    cost: str,
+    label: str,
+    quality: str,
+) -> None:
+    from PIL import ImageFont
+
+    from sader.figures.picture import INK
+
+    left, top, right, bottom = box
+    small = ImageFont.load_default(12)
+    costs = [max(getattr(p, cost), 0.0) for p in points]
+    positive = [c for c in costs if c > 0] or [1.0]
+    # Methods without a network stand at the left edge: a logarithm has no zero.
+    low, high = math.log10(min(positive)) - 0.5, math.log10(max(positive)) + 0.2
+    values = [p.quality for p in points]
+    span = max(max(values) - min(values), 0.5)
+    bottom_value, top_value = min(values) - 0.12 * span, max(values) + 0.12 * span
+
+    def place(point: Point) -> tuple[float, float]:
+        value = max(getattr(point, cost), 0.0)
+        x = left + 12 if value <= 0 else left + (math.log10(value) - low) / (high - low) * (right - left)
+        y = bottom - 34 - (point.quality - bottom_value) / (top_value - bottom_value) * (bottom - 34 - top)
+        return x, y
+
+    draw.rectangle((left, top, right, bottom - 34), outline=INK)
+    for tick in _ticks(low, high):
+        x = left + (math.log10(tick) - low) / (high - low) * (right - left)
+        draw.line((x, top, x, bottom - 34), fill=_GREY)
+        draw.text((x - 8, bottom - 32), f"{tick:g}", fill=INK, font=small)
+    for k in range(5):
+        value = bottom_value + (top_value - bottom_value) * k / 4
+        y = bottom - 34 - (bottom - 34 - top) * k / 4
+        draw.line((left, y, right, y), fill=_GREY)
+        draw.text((left - 46, y - 7), f"{value:.2f}", fill=INK, font=small)
+    hollow = cost == "gmacs" and any(point.published for point in points)
+    note = "left edge: none" + ("; hollow: of one forward, published" if hollow else "")
+    draw.text((left, bottom - 16), f"{label} ({note})", fill=INK, font=small)
+    draw.text((left + 4, top + 2), quality, fill=INK, font=small)
+    # Two fronts: what was measured here and what the paper prints were trained and counted in different ways.
+    for published, ink in ((True, _PALE), (False, FRONT)):
+        group = [point for point in points if point.published == published]
+        corners = [place(point) for point in pareto_front(group, cost=cost)]
+        for start, end in pairwise(corners):
+            _dashes(draw, start, end, ink)
+    marks = [(*place(point), 5 + 3 * math.log10(1 + max(point.gmacs, 0.0))) for point in points]
+    for point, (x, y, radius) in zip(points, marks, strict=True):
+        colour = colours[point.name]
+        fill = None if point.published else colour
+        draw.ellipse((x - radius, y - radius, x + radius, y + radius), fill=fill, outline=colour, width=2)
+    for k, corner in enumerate(_label_corners(marks)):
+        draw.text(corner, str(k + 1), fill=INK, font=small)
+
+
+def _label_corners(marks: Sequence[tuple[float, float, float]]) -> list[tuple[float, float]]:
+    """Return the upper left corner of each mark's number: the nearest place beside it that is still free."""
+    wide, high = 15, 14
+    taken = [(x - r, y - r, x + r, y + r) for x, y, r in marks]
+    corners = []
+    for x, y, r in marks:
+        around = [
+            (x + (r + 2 + ring) * right - wide / 2 + wide / 2 * right, y + (r + 7 + ring) * down - high / 2)
+            for ring in (0, 10, 20, 30)
+            for right, down in ((1, 0), (-1, 0), (0, -1), (0, 1), (0.8, -0.8), (0.8, 0.8), (-0.8, -0.8), (-0.8, 0.8))
+        ]
+
+        def overlap(corner: tuple[float, float]) -> float:
+            left, top = corner
+            return sum(
+                max(0.0, min(left + wide, c) - max(left, a)) * max(0.0, min(top + high, d) - max(top, b))
+                for a, b, c, d in taken
+            )
+
+        best = min(around, key=overlap)  # the first of the freest: positions are in order of nearness
+        corners.append(best)
+        taken.append((best[0], best[1], best[0] + wide, best[1] + high))
+    return corners
+
+
+def _ticks(low: float, high: float) -> list[float]:
+    """Return round numbers between 10^low and 10^high: powers of ten, with 2 and 5 times them on a short axis."""
+    factors = (1,) if high - low > 2.5 else (1, 2, 5)
+    numbers = [factor * 10.0**power for power in range(math.floor(low), math.ceil(high) + 1) for factor in factors]
+    return [number for number in numbers if low <= math.log10(number) <= high]
+
+
+def _dashes(
+    draw: ImageDraw.ImageDraw, start: tuple[float, float], end: tuple[float, float], ink: tuple[int, int, int]
+) -> None:
+    length = max(math.dist(start, end), 1e-6)
+    for k in range(0, int(length), 10):
+        a, b = k / length, min(k + 6, length) / length
+        points = [tuple(s + (e - s) * t for s, e in zip(start, end, strict=True)) for t in (a, b)]
+        draw.line([points[0][0], points[0][1], points[1][0], points[1][1]], fill=ink, width=2)

@@ -1,0 +1,1 @@
+"""The paper's tables: which systems, trained how, and the published values beside ours."""

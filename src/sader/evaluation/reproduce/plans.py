@@ -1,0 +1,294 @@
+"""What each table and figure of the paper consists of: rows, the run each row trains, and how it is sampled.
+
+A row is one line of a table. Rows share runs: the table of steps trains one network and samples it six ways. `here` is
+the plan for shards at hand (SADER small and rivals, the same few minutes each). The paper's numbers: `published.py`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+
+from sader.bands import BANDS_13, BANDS_RGBN
+from sader.baselines.classical import CLASSICAL
+from sader.errors import ConfigError, did_you_mean
+from sader.evaluation.reproduce import published as paper
+from sader.models import RIVALS
+
+HERE = "here"
+"""The dataset name of shards given with --data and --validation."""
+CONTROL = "flat_colour_of_truth"
+SYSTEMS, ABLATIONS, SAMPLING = "Systems", "Ablations", "Sampling of the same weights"
+"""Parts of the table of `here`."""
+FIGURE_CLASSICAL = ("masked_median", "matched_mosaic", "ridge_blend", "local_ridge_blend")
+"""The classical methods that stand in the figures of `here`, where all would crowd out the systems."""
+SLOW_STEPS = {"seqdms": "10"}
+"""Fewer sampling steps in `here`: SeqDMs' 50 of 708 GMAC each would take longer to score than to train."""
+
+
+@dataclass(frozen=True)
+class RunSpec:
+    """One training run, shared by all rows that name it."""
+
+    name: str
+    base: str
+    """A preset or a rival system."""
+    overrides: tuple[str, ...] = ()
+    """Changes to its run config, beside those of the dataset and the budget."""
+
+
+@dataclass(frozen=True)
+class PlanRow:
+    """One line of a table."""
+
+    name: str
+    title: str
+    run: RunSpec | None = None
+    """What is trained; None for the classical methods."""
+    methods: tuple[str, ...] = ()
+    """Classical methods, scored together."""
+    steps: str | None = None
+    """Sampling, such as 4+1; None = the model's own."""
+    guide: str | None = None
+    """Guide of the resampling: mae, conv, mean or none; None = the model's own."""
+    group: str = ""
+    """Part of a long table; figures show `SYSTEMS` and rows without a group."""
+    turn: int = 0
+    """Earlier turns are trained first: rows that are compared with each other share the device side by side."""
+
+
+@dataclass(frozen=True)
+class Table:
+    """A table or figure by name."""
+
+    name: str
+    title: str
+    number: str
+    """Where it stands in the paper."""
+    rows: Mapping[str, tuple[PlanRow, ...]]
+    """Dataset -> rows; empty for a table that needs no data."""
+    published: Mapping[str, Mapping[str, paper.Values]] = field(default_factory=dict)
+    """Dataset -> row -> the paper's values."""
+    metrics: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    """Dataset -> what those values are."""
+
+
+_SADER_BASE = {paper.SEN2: "sen2_mtc_new", paper.TS: "sen12mscrts_ea"}
+_OWN_STEPS = {paper.SEN2: "4+1", paper.TS: "5+1"}
+SCORED_BANDS = {paper.SEN2: ("B04", "B03", "B02"), paper.TS: BANDS_13, HERE: BANDS_RGBN}
+"""Bands that are scored, the same for every row."""
+HELPING_BANDS: dict[str, tuple[str, ...]] = {paper.SEN2: ("B08",), paper.TS: (), HERE: ()}
+
+# Every weight is 1 and no pixel is singled out: at this threshold all pixels are in one of the two terms, each times 1.
+_MSE = tuple(
+    f"objective.cloud_aware.{text}"
+    for text in ("cloud=1", "clear=1", "brightness=0", "threshold=0.000001", "weight_form=linear")
+)
+_NO_CLEAR = ("objective.cloud_aware.clear=0",)
+_NO_BRIGHTNESS = ("objective.cloud_aware.brightness=0",)
+_NO_FUSION = ("model.network.use_fusion=false",)
+_NO_HYBRID = ("model.network.use_hybrid=false",)
+_SMALL = tuple(
+    f"model.network.{text}"
+    for text in (
+        "bands=[B02, B03, B04, B08]", "aux_bands=[]", "widths=[48, 80, 112]", "stem=2", "fusion_width=48",
+        "fusion_patches=pool", "emb_width=128",
+    )
+)  # fmt: skip
+"""The paper's method at the size of the preset `small`: no composite, no cloud head."""
+
+
+def _sader(dataset: str, name: str = "sader", overrides: tuple[str, ...] = ()) -> RunSpec:
+    return RunSpec(name, _SADER_BASE[dataset], overrides)
+
+
+def _rival(dataset: str, name: str) -> RunSpec:
+    if dataset != paper.TS:
+        return RunSpec(name, name)
+    return RunSpec(name, name, (f"model.network.bands=[{', '.join(BANDS_13)}]",))
+
+
+def _systems(dataset: str, names: Iterable[str]) -> tuple[PlanRow, ...]:
+    rows = [PlanRow(name, RIVALS[name].label, _rival(dataset, name)) for name in names if name != "sader"]
+    steps = _OWN_STEPS[dataset]
+    return (*rows, PlanRow("sader", f"SADER {steps}", _sader(dataset), steps=steps, guide="mae"), _classical())
+
+
+def _classical() -> PlanRow:
+    return PlanRow("classical", "classical methods and controls", methods=(*CLASSICAL, CONTROL))
+
+
+def _full(dataset: str) -> PlanRow:
+    return PlanRow("sader-5+0", "SADER, 5 steps", _sader(dataset), steps="5")
+
+
+def _architecture(dataset: str) -> tuple[PlanRow, ...]:
+    return (
+        PlanRow("no-tfblock", "without TFBlock", _sader(dataset, "sader-no-tfblock", _NO_FUSION), steps="5"),
+        PlanRow("no-hablock", "without HABlock", _sader(dataset, "sader-no-hablock", _NO_HYBRID), steps="5"),
+        _full(dataset),
+    )
+
+
+def _losses(dataset: str) -> tuple[PlanRow, ...]:
+    return (
+        PlanRow("mse", "MSE", _sader(dataset, "sader-mse", _MSE), steps="5"),
+        PlanRow("no-cloud-free", "without the cloud-free term", _sader(dataset, "sader-no-clear", _NO_CLEAR),
+                steps="5"),
+        PlanRow(
+            "no-brightness", "without the brightness term", _sader(dataset, "sader-no-brightness", _NO_BRIGHTNESS),
+            steps="5",
+        ),
+        _full(dataset),
+    )  # fmt: skip
+
+
+def _steps(dataset: str) -> tuple[PlanRow, ...]:
+    return tuple(
+        PlanRow(steps, f"SADER {steps}", _sader(dataset), steps=steps, guide="mae")
+        for steps in ("5+0", "5+1", "5+2", "4+0", "4+1", "4+2")
+    )
+
+
+def _guides(dataset: str) -> tuple[PlanRow, ...]:
+    steps, run = _OWN_STEPS[dataset], _sader(dataset)
+    first = PlanRow("no-resampling", "without resampling", run, steps=f"{steps[0]}+0")
+    kinds = (("no-correction", "none"), ("mean-guided", "mean"), ("conv-guided", "conv"), ("mae-guided", "mae"))
+    return (first, *(PlanRow(name, f"{steps}, guide {kind}", run, steps=steps, guide=kind) for name, kind in kinds))
+
+
+HERE_LAST = ("mcgan", "ae", "cyclegan", "stgan", "seqdms", "ddpmcr", "ctgan")
+"""Rivals that `here` trains last, the largest at the end: a deadline leaves out the costliest."""
+
+
+def _here() -> tuple[PlanRow, ...]:
+    """The experiment on shards, the same seconds for every run.
+
+    `small` works about a composite and has its own objective; the terms of the paper's loss and its guides are ablated
+    on the paper's method at the same size, in five steps as the paper does. The six runs of that method are trained
+    first, those of `small` next: where six share a device, each family gets equal parts of it.
+    """
+    small, own = RunSpec("small", "small"), RunSpec("paper-small", "sen2_mtc_new", _SMALL)
+
+    def changed(base: RunSpec, name: str, overrides: tuple[str, ...]) -> RunSpec:
+        return RunSpec(f"{base.name}-{name}", base.base, (*base.overrides, *overrides))
+
+    first = ("emrdm", "diffcr", "uncrtaints", "pmaa", "crtsnet", "pix2pix")
+    rest = sorted((name for name in RIVALS if name not in first), key=HERE_LAST.index)
+    theirs = "paper's method, small"
+
+    def rival(name: str, turn: int) -> PlanRow:
+        steps = SLOW_STEPS.get(name)
+        title = RIVALS[name].label + (f", {steps} steps" if steps else "")
+        return PlanRow(name, title, RunSpec(name, name), steps=steps, group=SYSTEMS, turn=turn)
+
+    def ablation(name: str, title: str, base: RunSpec, changes: tuple[str, ...], steps: str | None) -> PlanRow:
+        spec, turn = changed(base, name.split("-", 1)[1], changes), 1 if base is small else 0
+        return PlanRow(name, title, spec, steps=steps, group=ABLATIONS, turn=turn)
+
+    return (
+        PlanRow("classical", "classical methods and controls", methods=(*CLASSICAL, CONTROL), group=SYSTEMS),
+        PlanRow("small", "SADER small", small, group=SYSTEMS, turn=1),
+        PlanRow("paper-small", theirs, own, steps="4+1", guide="mae", group=SYSTEMS),
+        *(rival(name, 2) for name in first),
+        ablation("small-no-tfblock", "SADER small without TFBlock", small, _NO_FUSION, None),
+        ablation("small-no-hablock", "SADER small without HABlock", small, _NO_HYBRID, None),
+        PlanRow("paper-5+0", f"{theirs}, 5 steps", own, steps="5+0", group=ABLATIONS),
+        ablation("paper-no-tfblock", f"{theirs}, 5 steps, without TFBlock", own, _NO_FUSION, "5"),
+        ablation("paper-no-hablock", f"{theirs}, 5 steps, without HABlock", own, _NO_HYBRID, "5"),
+        ablation("paper-mse", f"{theirs}, 5 steps, MSE loss", own, _MSE, "5"),
+        ablation("paper-no-cloud-free", f"{theirs}, 5 steps, no cloud-free term", own, _NO_CLEAR, "5"),
+        ablation("paper-no-brightness", f"{theirs}, 5 steps, no brightness term", own, _NO_BRIGHTNESS, "5"),
+        *(
+            PlanRow(f"small-{s}", f"SADER small, {s}", small, steps=s, guide="mae", group=SAMPLING, turn=1)
+            for s in ("4+0", "4+1", "5+1")
+        ),
+        *(PlanRow(f"paper-{s}", f"{theirs}, {s}", own, steps=s, guide="mae", group=SAMPLING) for s in ("4+0", "5+1")),
+        *(
+            PlanRow(
+                f"paper-guide-{kind}",
+                f"{theirs}, 4+1, guide {kind}",
+                own,
+                steps="4+1",
+                guide=kind,
+                group=SAMPLING,
+                turn=1,
+            )
+            for kind in ("none", "mean", "conv")
+        ),
+        *(rival(name, 3) for name in rest),
+    )
+
+
+_BOTH = (paper.SEN2, paper.TS)
+_MAIN = {paper.SEN2: _systems(paper.SEN2, paper.TABLE_1), paper.TS: _systems(paper.TS, paper.TABLE_2)}
+_MAIN_VALUES = {paper.SEN2: paper.TABLE_1, paper.TS: paper.TABLE_2}
+TABLES: dict[str, Table] = {
+    table.name: table
+    for table in (
+        Table(
+            "table1", "All systems on Sen2_MTC_New", "Table 1", {paper.SEN2: _MAIN[paper.SEN2]}, _MAIN_VALUES,
+            paper.METRICS,
+        ),
+        Table(
+            "table2", "All systems on SEN12MS-CR-TS, East Asia", "Table 2", {paper.TS: _MAIN[paper.TS]}, _MAIN_VALUES,
+            paper.METRICS,
+        ),
+        Table(
+            "mtcdn-ablation", "Ablation of the architecture", "Table 3", {d: _architecture(d) for d in _BOTH},
+            paper.TABLE_3, paper.ABLATION_METRICS,
+        ),
+        Table(
+            "loss-ablation", "Ablation of the loss", "Table 4", {d: _losses(d) for d in _BOTH}, paper.TABLE_4,
+            paper.ABLATION_METRICS,
+        ),
+        Table(
+            "steps", "Sampling steps and resamplings", "Table 5", {d: _steps(d) for d in _BOTH}, paper.TABLE_5,
+            paper.ABLATION_METRICS,
+        ),
+        Table(
+            "correction", "Guides of the resampling", "Table 6", {d: _guides(d) for d in _BOTH}, paper.TABLE_6,
+            paper.ABLATION_METRICS,
+        ),
+        Table("complexity", "Parameters and GMACs", "Table 7", {}),
+        Table(
+            "pareto", "Quality against parameters and cost", "Figure of the trade-off",
+            {paper.SEN2: _MAIN[paper.SEN2]}, _MAIN_VALUES, paper.METRICS,
+        ),
+        Table(
+            "qualitative", "Inputs, every method, target and errors", "Figures of the visual comparison",
+            {
+                d: (*_MAIN[d], _losses(d)[0], _full(d), _guides(d)[0])
+                for d in _BOTH
+            },
+            _MAIN_VALUES, paper.METRICS,
+        ),
+        Table(HERE, "The experiment on the shards at hand", "not in the paper", {HERE: _here()}),
+    )
+}  # fmt: skip
+"""Every table by name, in the paper's order."""
+
+
+def get_tables(names: Iterable[str]) -> list[Table]:
+    """Return the tables by name; "all" is every one of the paper."""
+    found: dict[str, Table] = {}
+    for name in names:
+        if name == "all":
+            found |= {key: table for key, table in TABLES.items() if key != HERE}
+        elif name in TABLES:
+            found[name] = TABLES[name]
+        else:
+            raise ConfigError(f"unknown table {name!r}{did_you_mean(name, [*TABLES, 'all'])}")
+    if not found:
+        raise ConfigError(f"no table given; expected one of {', '.join(TABLES)}, or all.")
+    return list(found.values())
+
+
+def chosen_rows(table: Table, dataset: str, only: Iterable[str]) -> tuple[PlanRow, ...]:
+    """Return the rows of a table, or those of them named in `only`."""
+    rows, wanted = table.rows[dataset], list(only)
+    known = [row.name for row in rows]
+    for name in wanted:
+        if name not in known:
+            raise ConfigError(f"{table.name} has no row {name!r}{did_you_mean(name, known)}")
+    return tuple(row for row in rows if not wanted or row.name in wanted)

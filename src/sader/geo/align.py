@@ -1,0 +1,159 @@
+"""Dates -> one stack: the bands that the model and all dates share, one grid, the dates that lie on it.
+
+What is left out (a band the model does not know, a date elsewhere) is said; what cannot work is refused with both
+lists.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from sader.baselines.baseline import RivalConfig
+from sader.errors import BandError, ConfigError, DataError, require
+from sader.geo.read.raster import crs_text, grid_of, opened, reading
+from sader.geo.scene.overview import find_apart
+from sader.geo.stack import DateSource, GeoStack, Grid
+from sader.model.mtcdn import MTCDNConfig
+
+Notice = Callable[[str], None]
+
+
+def build_stack(
+    sources: Sequence[DateSource],
+    network: MTCDNConfig | RivalConfig,
+    *,
+    bands: Sequence[str] | None = None,
+    grid: str | Path | Grid | None = None,
+    notice: Notice | None = None,
+) -> GeoStack:
+    """Return the dates as one stack on the grid of the first (or on `grid`), with the bands the model works on.
+
+    bands: only these. grid: a raster file whose grid is taken, "EPSG:32632", "EPSG:32632/20" (with the pixel size), or
+    a `Grid`. Dates that lie elsewhere are left out; where only one is left of several, that is refused.
+    """
+    if not sources:
+        raise DataError("no date given; name at least one file.")
+    said = notice or (lambda text: None)
+    target = find_grid(grid, sources[0].grid)
+    chosen = common_bands(sources, network, bands, said)
+    for source in sources:
+        if bool(source.grid.crs) != bool(target.crs):
+            raise DataError(
+                f"{source.name} has {'a' if source.grid.crs else 'no'} reference system (CRS) and the output grid has "
+                f"{'one' if target.crs else 'none'} ({sources[0].name} decides it unless --grid does): they cannot be "
+                "laid over each other. Georeference all dates (gdalwarp, where there are only ground control points), "
+                "or none."
+            )
+    apart = find_apart(target, [source.grid for source in sources])
+    kept = [source for position, source in enumerate(sources) if position not in apart]
+    if not kept or (len(kept) == 1 and len(sources) > 1):
+        first = sources[0]
+        other = sources[apart[0]]
+        raise DataError(
+            f"{len(apart)} of {len(sources)} dates do not touch the output grid {_box(target)} ({first.name} decides "
+            f"it unless --grid does), for example {other.name} {_box(other.grid)}. Give scenes of one place."
+        )
+    if not target.crs:
+        said(
+            f"{sources[0].name} names no reference system (CRS): pixels are laid on each other as they lie, and the "
+            "result names none."
+        )
+    for position in apart:
+        said(f"{sources[position].name} does not touch the output grid and is left out.")
+    if len(kept) == 1:
+        said(f"only one date ({kept[0].name}): what is hidden in it can only be guessed from its surroundings.")
+    days: dict[str, list[str]] = {}
+    for source in kept:
+        if source.date is not None:
+            days.setdefault(f"{source.date:%Y-%m-%d}", []).append(source.name)
+    for day, names in days.items():
+        if len(names) > 1:
+            said(
+                f"{len(names)} inputs are of the same day {day}: {', '.join(names)}. Each counts as a date of its own."
+            )
+    return GeoStack(tuple(kept), target, chosen, kept[0].coding)
+
+
+def common_bands(
+    sources: Sequence[DateSource], network: MTCDNConfig | RivalConfig, bands: Sequence[str] | None, said: Notice
+) -> tuple[str, ...]:
+    """Return the bands to work on, in the first date's order; warn about each that is left out."""
+    first = sources[0]
+    offered = tuple(band for band in first.bands if bands is None or band in bands)
+    chosen = tuple(
+        band for band in offered if band in network.bands and all(band in source.bands for source in sources)
+    )
+    needs, has = ", ".join(network.bands), "; ".join(f"{s.name} has {_few(s.bands)}" for s in sources[:3])
+    missing = [band for band in network.bands if band not in chosen]
+    if not chosen or (missing and not network.composite):
+        raise BandError(
+            f"{has}; this model works on {needs}. Missing in all or some dates: {', '.join(missing)}. Name the bands "
+            "of the files with --bands if they are there under other names, or take a model that knows yours."
+        )
+    if missing:
+        unasked = [band for band in missing if bands is not None and band not in bands and band in first.bands]
+        where = "left out by --bands" if missing == unasked else "missing in the files"
+        said(f"{', '.join(missing)} {_be(missing)} {where}; the model goes without, and is less sure.")
+    unknown = [band for band in offered if band not in network.bands and band not in network.aux_bands]
+    if unknown:
+        said(f"the model does not know {_few(unknown)}: left out of the result, which has {', '.join(chosen)}.")
+    partly = [band for band in offered if band in network.bands and band not in chosen]
+    if partly:
+        left = f"{', '.join(partly)} {_be(partly)} not in every date"
+        said(f"{left}: left out of the result, which has {', '.join(chosen)}.")
+    return chosen
+
+
+def find_grid(wanted: str | Path | Grid | None, own: Grid) -> Grid:
+    """Return the output grid: the given one, that of a file, or a reference system with the own extent."""
+    if wanted is None:
+        return own
+    if isinstance(wanted, Grid):
+        return wanted
+    text = str(wanted)
+    if Path(text).is_file():
+        with reading(text):
+            return grid_of(opened(text))
+    found = re.fullmatch(r"((?:EPSG|ESRI|OGC|IAU[^:]*):\w+)(?:/([0-9.eE+-]+))?", text, re.IGNORECASE)
+    if found is None:
+        raise ConfigError(
+            f"--grid is {text!r}, no file and no reference system; expected a raster whose grid to use, EPSG:32632, or "
+            "EPSG:32632/20 for pixels of 20 units."
+        )
+    if not own.crs:
+        raise DataError(f"--grid {text} needs images with a place on the map; the first one has no reference system.")
+    errors = require("rasterio.errors", extra="geo", purpose="warping")
+    crs_type = require("rasterio.crs", extra="geo", purpose="warping").CRS
+    warp = require("rasterio.warp", extra="geo", purpose="warping")
+    try:
+        with require("rasterio", extra="geo", purpose="warping").Env():  # PROJ's own words would go to the screen
+            crs = crs_type.from_user_input(found[1])
+        size = float(found[2]) if found[2] else None
+        if size is not None and not 0 < size < math.inf:
+            raise ValueError(f"pixels of {found[2]} units")
+        transform, width, height = warp.calculate_default_transform(
+            own.crs, crs, own.width, own.height, *own.bounds, resolution=size
+        )
+    except (errors.CRSError, errors.RasterioError, ValueError) as error:
+        raise ConfigError(
+            f"--grid {text}: {error}. Expected a known code such as EPSG:32632, or EPSG:32632/20."
+        ) from error
+    a, b, c, d, e, f = tuple(transform)[:6]
+    return Grid(crs_text(crs), (a, b, c, d, e, f), width, height)
+
+
+def _box(grid: Grid) -> str:
+    left, bottom, right, top = grid.bounds
+    place = grid.crs if len(grid.crs) < 20 else "its reference system"
+    return f"[{left:.8g}, {bottom:.8g}, {right:.8g}, {top:.8g}] in {place or 'pixels'}"
+
+
+def _be(names: Sequence[str]) -> str:
+    return "is" if len(names) == 1 else "are"
+
+
+def _few(names: Sequence[str], most: int = 16) -> str:
+    return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")

@@ -1,0 +1,218 @@
+"""Paths -> dates: GeoTIFF files, folders of them, .SAFE products and STAC items, each opened as a `DateSource`.
+
+Nothing is read but headers. What is left out is said, never dropped in silence.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from sader.bandnames import band_in_filename, parse_bands
+from sader.errors import BandError, DataError
+from sader.geo.read.geotiff import RASTERS, date_in, open_geotiff
+from sader.geo.read.raster import GeoTiffSource, opened, reading, shown
+from sader.geo.read.sentinel2 import is_safe
+from sader.geo.stac.assets import locate
+from sader.geo.stac.items import items_in
+from sader.geo.stack import DateSource
+
+Notice = Callable[[str], None]
+SIDE_FILES = ("_mask", "_cloudmask", "_label", "_scl", "_uncertainty", "_count", "_provenance", "_cld", "_aot", "_wvp")
+"""Endings of names that are masks or results beside an acquisition, no acquisition themselves."""
+_VIRTUAL = re.compile(r"/vsi[a-z0-9_]+[/?]|[a-z][a-z0-9+.-]+://", re.IGNORECASE)
+"""What GDAL opens without a file of that name: /vsizip/all.zip/a.tif, https://host/a.tif, s3://bucket/a.tif."""
+_LANDSAT = re.compile(r"L[COTEM]0[1-9]_L[12]", re.IGNORECASE)
+
+
+def open_sources(
+    inputs: Sequence[str | Path],
+    *,
+    bands: str | Sequence[str] | None = None,
+    offset: str | float | None = "auto",
+    scale: float | None = None,
+    mask: str | Path | Sequence[str | Path] | None = None,
+    notice: Notice | None = None,
+) -> list[DateSource]:
+    """Return the acquisitions found in files, folders, .SAFE products and STAC items, in the order given; items last.
+
+    A file may also be an address (https://, s3://) or a path inside an archive (/vsizip/all.zip/a.tif).
+
+    A folder's files are sorted by name; files of one band each are put together by the rest of their names.
+    bands: names or a preset: what the bands of plain files are, and which of a product's or an item's are wanted.
+    mask: see `sader.geo.read.masks`.
+    """
+    if not inputs:
+        raise DataError("no input given; name at least one GeoTIFF, folder, .SAFE product or STAC item.")
+    said = notice or (lambda text: None)
+    names = None if bands is None else parse_bands(bands)
+    found: list[DateSource] = []
+    seen: set[str] = set()
+    catalogue: list[Path] = []
+    for entry in inputs:
+        if not str(entry).strip():
+            # Path("") is the current folder; an empty shell variable should not mean it.
+            raise DataError("an input is empty; name a GeoTIFF, a folder, a .SAFE product or a STAC item.")
+        virtual = isinstance(entry, str) and _VIRTUAL.match(entry) is not None
+        path = Path(shown(str(entry)))
+        key = str(entry) if virtual else str(path.resolve())
+        if key in seen:
+            said(f"{path.name} was given twice; it counts once.")
+            continue
+        seen.add(key)
+        if virtual:
+            where = str(entry)
+            found += _open_file(locate(where, "") if "://" in where else where, names, offset, scale, said)
+        elif _holds_items(path):
+            catalogue.append(path)
+        else:
+            found += _open(path, names, offset, scale, said)
+    if catalogue:
+        from sader.geo.stac.search import open_items
+
+        # Together: one item may be in several files, and neighbouring tiles of one overpass are one date.
+        found += open_items(catalogue, offset=offset, bands=names, notice=said)
+    found = told_apart(found)
+    if mask is not None:
+        from sader.geo.read.masks import with_masks
+
+        found = with_masks(found, mask, notice=said)
+    return found
+
+
+def _open(
+    path: Path, bands: tuple[str, ...] | None, offset: str | float | None, scale: float | None, said: Notice
+) -> list[DateSource]:
+    if not path.exists():
+        raise DataError(f"there is no {path}; name a GeoTIFF, a folder, a .SAFE product or a STAC item.")
+    if is_safe(path):
+        from sader.geo.read.sentinel2 import open_safe
+
+        return [open_safe(path, offset=offset, bands=bands, notice=said)]
+    if path.is_dir():
+        return _open_folder(path, bands, offset, scale, said)
+    if path.suffix.lower() == ".zip":
+        raise DataError(
+            f"{path} is a zip archive; expected what is in it. Unpack it, or name a raster inside it: "
+            f"/vsizip/{path}/NAME.tif."
+        )
+    return _open_file(path, bands, offset, scale, said)
+
+
+def _open_file(
+    path: str | Path, bands: tuple[str, ...] | None, offset: str | float | None, scale: float | None, said: Notice
+) -> list[DateSource]:
+    name = re.split(r"[/!]", shown(str(path)))[-1] if isinstance(path, str) else path.name
+    source, notices = open_geotiff(path, bands=bands, offset=offset, scale=scale, name=name)
+    for text in notices:
+        said(text)
+    return [source]
+
+
+def told_apart(sources: Sequence[DateSource]) -> list[DateSource]:
+    """Return the sources; files of one name in several folders are named with their folder, and dated by it.
+
+    2022-03-10/image.tif and 2022-05-13/image.tif are how many programs store a series.
+    """
+    counts = Counter(source.name for source in sources)
+    return [
+        _with_folder(source) if counts[source.name] > 1 and isinstance(source, GeoTiffSource) else source
+        for source in sources
+    ]
+
+
+def _with_folder(source: GeoTiffSource) -> GeoTiffSource:
+    folder = Path(source.files[0].path).parent.name
+    return replace(source, name=f"{folder}/{source.name}", date=source.date or date_in(folder))
+
+
+def _holds_items(path: Path) -> bool:
+    """Whether a path is a STAC file, or a folder that holds items and no products or rasters of its own."""
+    if path.suffix.lower() in (".json", ".geojson"):
+        return path.is_file()
+    if not path.is_dir() or is_safe(path):
+        return False
+    inside = list(path.iterdir())
+    if any(is_safe(one) or one.suffix.lower() in RASTERS for one in inside):
+        return False
+    return bool(items_in(path))
+
+
+def _open_folder(
+    folder: Path, bands: tuple[str, ...] | None, offset: str | float | None, scale: float | None, said: Notice
+) -> list[DateSource]:
+    products = sorted(path for path in folder.iterdir() if is_safe(path))
+    if products:
+        return [source for path in products for source in _open(path, bands, offset, scale, said)]
+    rasters = sorted(p for p in folder.iterdir() if p.suffix.lower() in RASTERS and not p.name.startswith("."))
+    beside = [path for path in rasters if path.stem.lower().endswith(SIDE_FILES) or _is_result(path)]
+    if beside:
+        said(f"{folder.name}: {len(beside)} files are taken as masks or side results, not as dates: {_few(beside)}.")
+    files = [path for path in rasters if path not in beside]
+    if not files:
+        raise DataError(f"{folder} holds no raster ({', '.join(RASTERS)}), .SAFE product or STAC item.")
+    if items := items_in(folder):
+        said(
+            f"{folder.name} holds rasters and STAC items; the rasters are taken as they are. To go by the items (their "
+            f"bands, offset and date), give those: {_few(items)}."
+        )
+    sources: list[DateSource] = []
+    single = {path: split for path in files if (split := band_in_filename(path.stem)) is not None and _count(path) == 1}
+    foreign = [path for path in single if _LANDSAT.match(path.name)]
+    if foreign:
+        raise BandError(
+            f"{foreign[0].name} is Landsat's, whose band numbers mean other bands than Sentinel-2's (B5 is near "
+            "infrared there). Write one file per date with the names blue, green, red, nir and the scale in its tags, "
+            "and give those."
+        )
+    for path in files:
+        if path not in single:
+            sources += _open(path, bands, offset, scale, said)
+    for rest in dict.fromkeys(rest for _, rest in single.values()):
+        members: dict[str, Path] = {}
+        for path, (band, name) in single.items():
+            if name == rest:
+                members.setdefault(band, path)  # sorted by name, so that _10m comes before _20m
+        sources.append(_one_per_band(rest, members, offset, scale, said))
+    return sources
+
+
+def _one_per_band(
+    rest: str, members: dict[str, Path], offset: str | float | None, scale: float | None, said: Notice
+) -> DateSource:
+    """Return the acquisition whose bands are single files; its grid is that of the finest."""
+    found = {
+        band: open_geotiff(path, bands=(band,), offset=offset, scale=scale, name=path.name)
+        for band, path in members.items()
+    }
+    for _, notices in found.values():
+        for text in notices:
+            said(text)
+    codings = {source.coding for source, _ in found.values()}
+    if len(codings) > 1:
+        raise BandError(
+            f"the files of {rest} store their values differently: {', '.join(sorted(map(str, codings)))}. "
+            "Write them with one type, scale, offset and nodata value."
+        )
+    finest = min(members, key=lambda band: max(found[band][0].grid.resolution))
+    files = {band: str(path) for band, path in members.items()}
+    source, _ = open_geotiff(members[finest], offset=offset, scale=scale, name=rest, band_files=files)
+    return source
+
+
+def _is_result(path: Path) -> bool:
+    """Whether a file was written by `sader remove`: a result is no date of the next run."""
+    with reading(str(path)):
+        return "SADER_VERSION" in opened(str(path)).tags()
+
+
+def _count(path: Path) -> int:
+    with reading(str(path)):
+        return int(opened(str(path)).count)
+
+
+def _few(paths: Sequence[Path]) -> str:
+    return ", ".join(path.name for path in paths[:3]) + (f" and {len(paths) - 3} more" if len(paths) > 3 else "")

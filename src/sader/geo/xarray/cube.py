@@ -1,0 +1,360 @@
+"""xarray in, xarray out: what a (time, band, y, x) array says about its bands, dates, coding and place.
+
+Not from the paper. Nothing is computed here but what `clear_array` is asked for: arrays backed by dask stay lazy, and
+`sader.geo.xarray.lazy` cuts them into tiles. Zarr is read and written by `sader.geo.xarray.zarr`.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sader._version import __version__
+from sader.bandnames import canonical
+from sader.errors import BandError, ConfigError, ShapeError, ValueRangeError, require
+from sader.geo.scene.overview import Look
+from sader.geo.stack import Grid, StackWindow, ValueCoding
+from sader.geo.values import COUNTS_FROM, SENTINEL_SCALE, coding_of, decode, for_network
+from sader.inference.scene_match import decimation, look_factor
+
+if TYPE_CHECKING:
+    import xarray as xr
+
+    from sader.inference.remover import CloudRemover
+
+AXES: Mapping[str, tuple[str, ...]] = {
+    "time": ("time", "t", "date"),
+    "band": ("band", "bands", "channel", "variable"),
+    "y": ("y", "lat", "latitude", "northing"),
+    "x": ("x", "lon", "longitude", "easting"),
+}
+"""The four axes and the names under which they are known."""
+NODATA_ATTRS = ("_FillValue", "missing_value", "nodata")
+CODING_ATTRS = ("scale_factor", "add_offset", *NODATA_ATTRS)
+"""Attributes that speak of stored numbers (CF conventions; "nodata" is odc-stac's) and are not true of reflectance."""
+
+
+@dataclass(frozen=True)
+class Cube:
+    """An array of dates with what is known about it; `data` is not decoded and may be lazy."""
+
+    data: Any
+    """(T, C, H, W), a NumPy or dask array of stored numbers."""
+    coding: ValueCoding
+    bands: tuple[str, ...]
+    """Canonical names; the band coordinate itself stays as it is."""
+    times: NDArray[Any] | None
+    """The time coordinate, if there is one."""
+    days: tuple[float, ...] | None
+    """Days since the first date, if the time coordinate tells."""
+    layout: xr.DataArray
+    """The input (T, C, H, W): its coordinates and attributes are those of the result."""
+
+    @property
+    def shape(self) -> tuple[int, int, int, int]:
+        dates, count, height, width = self.data.shape
+        return dates, count, height, width
+
+    @property
+    def lazy(self) -> bool:
+        """Whether the data is a dask array."""
+        return not isinstance(self.data, np.ndarray)
+
+
+def open_cube(array: xr.DataArray | xr.Dataset, remover: CloudRemover) -> Cube:
+    """Return what an array says about itself, after checking that the remover can work on it.
+
+    array: four axes in any order, found by name; a Dataset with one variable per band (as odc-stac loads it) is
+        stacked. Integers need CF attributes: reflectance = number * scale_factor + add_offset, _FillValue = nodata (0
+        where none is named). Floats without attributes are reflectance, NaN = nodata.
+    """
+    xarray = require("xarray", extra="cluster", purpose="working on xarray arrays")
+    if isinstance(array, xarray.Dataset):
+        array = _stacked(array)
+    if not isinstance(array, xarray.DataArray):
+        raise ShapeError(
+            f"array is a {type(array).__name__}; expected an xarray.DataArray (time, band, y, x). "
+            "For a NumPy array call the remover itself."
+        )
+    array = _ordered(array)
+    if 0 in array.shape:
+        sizes = ", ".join(f"{name}: {size}" for name, size in array.sizes.items())
+        raise ShapeError(f"array is empty ({sizes}); expected at least one date, band and pixel. Check the selection.")
+    bands = _bands(array, remover)
+    if not _has_crs(array):
+        warnings.warn(
+            "the array names no CRS, so the result has none. If you know it: array.rio.write_crs('EPSG:...').",
+            stacklevel=3,
+        )
+    times, days = _times(array)
+    return Cube(array.data, _coding(array), bands, times, days, array)
+
+
+def decoded(raw: NDArray[Any], coding: ValueCoding) -> tuple[NDArray[np.float32], NDArray[np.bool_]]:
+    """Return reflectance (T, C, h, w) and valid (T, h, w): a date's pixel counts where all its bands have data."""
+    values, valid = decode(raw, coding)
+    whole: NDArray[np.bool_] = np.asarray(valid.all(axis=1))
+    highest = float(values.max(where=whole[:, None], initial=0.0))
+    if highest > COUNTS_FROM:
+        raise ValueRangeError(
+            f"array goes up to {highest:g}; expected reflectance in [0, 1]. They look like counts: set "
+            "array.attrs['scale_factor'] = 1e-4 (and add_offset, _FillValue)."
+        )
+    return values, whole
+
+
+def result_array(cube: Cube, data: Any, *, name: str, band: bool = True, **attrs: Any) -> xr.DataArray:
+    """Return `data`, (C, H, W) or with band=False (H, W), as an array at the place of the cube."""
+    import xarray
+
+    time, named, y, x = cube.layout.dims
+    place = cube.layout.isel({time: 0}, drop=True)
+    if not band:
+        place = place.isel({named: 0}, drop=True)
+    kept = {key: value for key, value in cube.layout.attrs.items() if key in ("grid_mapping", "crs")}
+    made = xarray.DataArray(
+        data,
+        dims=(named, y, x) if band else (y, x),
+        coords=place.coords,
+        name=name,
+        attrs={**kept, **attrs, "source": f"sader {__version__}"},
+    )
+    if "grid_mapping" in cube.layout.encoding:  # rioxarray finds the CRS by it
+        made.encoding["grid_mapping"] = cube.layout.encoding["grid_mapping"]
+    return made
+
+
+def mask_data(cloud_mask: xr.DataArray | None, cube: Cube) -> Any:
+    """Return the data (T, H, W) of a cloud mask, True = cloud or shadow, after checking that it fits; None for None."""
+    if cloud_mask is None:
+        return None
+    time, _, y, x = cube.layout.dims
+    wanted = {time: cube.shape[0], y: cube.shape[2], x: cube.shape[3]}
+    if not hasattr(cloud_mask, "dims"):
+        raise ShapeError(
+            f"cloud_mask is a {type(cloud_mask).__name__}; expected an xarray.DataArray ({time}, {y}, {x})."
+        )
+    if dict(cloud_mask.sizes) != wanted:
+        raise ShapeError(f"cloud_mask has {_sizes(cloud_mask.sizes)}; expected {_sizes(wanted)}, as the array has.")
+    for axis in (time, y, x):
+        if axis in cloud_mask.coords and axis in cube.layout.coords:
+            theirs, ours = cloud_mask[axis].values, cube.layout[axis].values
+            if not np.array_equal(theirs, ours):
+                raise ShapeError(
+                    f"cloud_mask has other {axis} coordinates than the array (first: {theirs[0]} and {ours[0]}). "
+                    f"Put it on the same ones: cloud_mask.reindex_like(array)."
+                )
+    if cloud_mask.dtype.kind not in "biu":
+        raise ValueRangeError(
+            f"cloud_mask is of type {cloud_mask.dtype}; expected True = cloud or shadow. For probabilities use "
+            "cloud_mask > 0.5."
+        )
+    return cloud_mask.transpose(time, y, x).data
+
+
+def find_reference(reference: int | str | np.datetime64 | None, cube: Cube) -> int | str | None:
+    """Return the index of the reference date, None for none, or "auto" to be decided from the data.
+
+    reference: an index, a date such as "2022-05-13" (the start of exactly one time coordinate), "auto", "none" or None.
+    """
+    if reference is None or reference == "none":
+        return None
+    if reference == "auto":
+        return "auto"
+    if isinstance(reference, int | np.integer) and not isinstance(reference, bool):
+        if not -cube.shape[0] <= reference < cube.shape[0]:
+            raise ConfigError(
+                f"reference is {reference}; there are {cube.shape[0]} dates, so it goes from 0 to {cube.shape[0] - 1}."
+            )
+        return int(reference) % cube.shape[0]
+    known = [] if cube.times is None else [str(time) for time in cube.times]
+    found = [index for index, time in enumerate(known) if time.startswith(str(reference))]
+    if len(found) != 1:
+        shown = ", ".join(time[:19] for time in known[:12]) or "no time coordinate"
+        raise ConfigError(
+            f"reference is {reference!r}, which fits {len(found)} dates; expected one of {shown}; an index, 'auto' or "
+            "None works too."
+        )
+    return found[0]
+
+
+def look_from_afar(remover: CloudRemover, dates: StackWindow, bands: Sequence[str], shape: tuple[int, int]) -> Look:
+    """Return the look that the decimated dates of a scene of (height, width) give (`scene_match.decimation`)."""
+    cloud = np.ones(dates.valid.shape, np.float32)
+    if dates.valid.any():
+        seen = for_network(dates.cloudy)
+        cloud = remover.estimate_cloud(seen, valid=dates.valid, cloud_mask=dates.masks, bands=bands)
+    height, width = dates.valid.shape[1:]
+    nowhere = Grid("", (1.0, 0.0, 0.0, 0.0, 1.0, 0.0), width, height)
+    return Look(nowhere, look_factor(*shape), dates.cloudy, dates.valid, cloud)
+
+
+def clear_array(
+    array: xr.DataArray | xr.Dataset,
+    remover: CloudRemover,
+    *,
+    reference: int | str | np.datetime64 | None = "auto",
+    cloud_mask: xr.DataArray | None = None,
+    **options: Any,
+) -> xr.DataArray:
+    """Return the clear image (band, y, x): computed for an array in memory, lazy for one backed by dask.
+
+    Arguments as in `sader.geo.xarray.lazy.clear`. An array in memory needs no dask.
+    """
+    cube = open_cube(array, remover)
+    if cube.lazy:
+        from sader.geo.xarray.lazy import clear
+
+        with warnings.catch_warnings():  # said once, a line above
+            warnings.simplefilter("ignore")
+            return clear(array, remover, reference=reference, cloud_mask=cloud_mask, **options)
+    from sader.geo.scene.run import SceneOptions, retiled
+
+    remover = retiled(remover, SceneOptions(tile=options.pop("tile", None), overlap=options.pop("overlap", None)))
+    mask = mask_data(cloud_mask, cube)
+    masks = [None] * cube.shape[0] if mask is None else [np.asarray(one) != 0 for one in mask]
+    cloudy, valid = decoded(cube.data, cube.coding)
+    date = find_reference(reference, cube)
+    if date == "auto":
+        every = decimation(*cube.shape[2:])
+        afar = [None if one is None else one[every] for one in masks]
+        look = StackWindow(cloudy[..., *every], valid[:, *every], afar)
+        date = int(look_from_afar(remover, look, cube.bands, cube.shape[2:]).clear_share.argmax())
+    assert not isinstance(date, str)
+    made = remover.predict(
+        for_network(cloudy), reference=date, cloud_mask=masks, days=cube.days, valid=valid, bands=cube.bands, **options
+    )
+    return result_array(cube, made.clear, name="clear", long_name="reflectance", units="1")
+
+
+# ------------------------------------------------------------------------------------------------ reading an array
+
+
+def _stacked(dataset: xr.Dataset) -> xr.DataArray:
+    """Return the variables of a dataset as bands of one array; those without place and time are left out."""
+    wanted = {name: value for name, value in dataset.data_vars.items() if value.ndim == 3}
+    if not wanted:
+        raise ShapeError(
+            f"the dataset has no variable with the axes time, y, x (found: {', '.join(map(str, dataset.data_vars))}); "
+            "expected one variable per band, or pass the DataArray: dataset['name']."
+        )
+    codings = {tuple(str(value.attrs.get(key)) for key in CODING_ATTRS) for value in wanted.values()}
+    if len(codings) > 1:
+        raise ValueRangeError(
+            f"the variables {', '.join(map(str, wanted))} have different {', '.join(CODING_ATTRS)}; expected one "
+            "coding. Select the reflectance bands, or decode them first (xarray.decode_cf)."
+        )
+    first = next(iter(wanted.values()))
+    array = dataset[list(wanted)].to_dataarray(dim="band")
+    array.attrs = dict(first.attrs)
+    array.encoding = {key: value for key, value in first.encoding.items() if key == "grid_mapping"}
+    return array
+
+
+def _ordered(array: xr.DataArray) -> xr.DataArray:
+    """Return the array with its axes in the order time, band, y, x, whatever they are called."""
+    found: list[Hashable] = []
+    for axis, names in AXES.items():
+        match = [dim for dim in array.dims if str(dim).lower() in names]
+        if len(match) != 1 or array.ndim != len(AXES):
+            dims = ", ".join(map(str, array.dims))
+            hint = {"time": "For one date use array.expand_dims('time').", "band": "For one band: expand_dims('band')."}
+            missing = next((a for a, n in AXES.items() if not any(str(d).lower() in n for d in array.dims)), None)
+            raise ShapeError(
+                f"array has the axes ({dims}); expected (time, band, y, x) in any order. "
+                + hint.get(missing or "", f"Rename them, for example array.rename({{...: '{missing or axis}'}}).")
+            )
+        found += match
+    return array.transpose(*found)
+
+
+def _bands(array: xr.DataArray, remover: CloudRemover) -> tuple[str, ...]:
+    """Return the names in the band coordinate, which the model must know."""
+    dim, wanted = array.dims[1], remover.bands
+    if dim not in array.coords or array[dim].dtype.kind not in "UTOS":
+        found = "no band coordinate" if dim not in array.coords else f"numbers as bands ({_some(array[dim].values)})"
+        raise BandError(
+            f"array has {found}; expected the names of its {array.shape[1]} bands, of {', '.join(wanted)}. "
+            f"Name them: array.assign_coords({dim}=['{wanted[0]}', ...])."
+        )
+    given = [str(name) for name in array[dim].values]
+    names = [name if name in wanted else canonical(name) or name for name in given]
+    if len(set(names)) != len(names):
+        raise BandError(
+            f"array has bands {_some(given)}, which name a band twice; expected each once. "
+            f"Select with array.isel({dim}=[...])."
+        )
+    known = [own for own, name in zip(given, names, strict=True) if name in wanted]
+    if len(known) < len(names):
+        hint = f"Select those: array.sel({dim}={known})." if known else f"Rename yours: assign_coords({dim}=[...])."
+        raise BandError(f"array has bands {_some(given)}; this model knows {', '.join(wanted)}. {hint}")
+    if len(known) < len(wanted) and not remover.config.network.composite:
+        missing = ", ".join(name for name in wanted if name not in names)
+        raise BandError(f"array has bands {', '.join(given)}; this model also needs {missing}. Load them too.")
+    return tuple(names)
+
+
+def _coding(array: xr.DataArray) -> ValueCoding:
+    """Return how the numbers are stored, from the CF attributes; the rules are those of `sader.geo.values`."""
+    attrs = array.attrs
+    nodata = next((attrs[key] for key in NODATA_ATTRS if attrs.get(key) is not None), None)
+    try:
+        scale, offset, number = (
+            _number(value) for value in (attrs.get("scale_factor"), attrs.get("add_offset"), nodata)
+        )
+    except (TypeError, ValueError, IndexError) as error:
+        raise ValueRangeError(
+            f"array has the attributes { ({key: attrs[key] for key in CODING_ATTRS if key in attrs}) }; expected one "
+            "number each. Set them right, or decode the array first (xarray.decode_cf)."
+        ) from error
+    coding = coding_of("array", dtype=str(array.dtype), scale=scale, offset=offset, nodata=number)
+    if array.dtype.kind in "iu" and "scale_factor" not in attrs:
+        warnings.warn(
+            f"array holds {array.dtype} without the attribute scale_factor: reflectance = number * {SENTINEL_SCALE:g}, "
+            "0 = no data. From baseline 04.00 on set array.attrs.update(scale_factor=1e-4, add_offset=-0.1).",
+            stacklevel=4,
+        )
+    return coding
+
+
+def _number(value: Any) -> float | None:
+    """Return an attribute as a number: some writers store arrays of one."""
+    return None if value is None else float(np.asarray(value).reshape(-1)[0])
+
+
+def _times(array: xr.DataArray) -> tuple[NDArray[Any] | None, tuple[float, ...] | None]:
+    """Return the time coordinate and the days since its first, as far as they are told."""
+    dim = array.dims[0]
+    if dim not in array.coords:
+        return None, None
+    times = np.asarray(array[dim].values)
+    if times.dtype.kind == "M" and not np.isnat(times).any():
+        return times, tuple(float(day) for day in (times - times.min()) / np.timedelta64(1, "D"))
+    if times.dtype.kind in "iuf" and np.isfinite(times).all():
+        return times, tuple(float(day) for day in times - times.min())
+    return times, None
+
+
+def _has_crs(array: xr.DataArray) -> bool:
+    """Whether the array names its reference system, in the way of rioxarray, of CF or as an attribute."""
+    if array.attrs.get("crs"):
+        return True
+    named = array.encoding.get("grid_mapping") or array.attrs.get("grid_mapping") or "spatial_ref"
+    return named in array.coords and any(
+        array[named].attrs.get(key) for key in ("crs_wkt", "spatial_ref", "grid_mapping_name")
+    )
+
+
+def _some(names: Sequence[Any] | NDArray[Any]) -> str:
+    """Return names for a message, not more than 16 of them."""
+    shown = ", ".join(str(name) for name in names[:16])
+    return shown if len(names) <= 16 else f"{shown}, ... ({len(names)} in all)"
+
+
+def _sizes(sizes: Mapping[Any, int]) -> str:
+    return ", ".join(f"{name}: {size}" for name, size in sizes.items())

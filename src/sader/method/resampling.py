@@ -1,0 +1,313 @@
+"""Resampling: a second opinion at the same noise level, fused with the first under a guide (paper Algorithm 1).
+
+At noise level sigma the prediction D_prev is given its mean and fresh noise again and denoised once more:
+    x_t = D_prev + sigma (alpha mu_t + eps_t),   D_new = D(x; sigma).
+Where the prediction is an outlier the guide, an image G made from what surrounds the outliers, decides between the
+two: the candidate nearer to G is taken. Everywhere else D_prev stays. The ODE goes on from the last re-noised x with
+the fused image. This module does not know networks: guides live in `model/guide.py`, the ODE in `sampling.py`.
+
+The paper and the public code disagree (METHOD 4). The default is what we hold to be sane; the other two are one
+constructor away:
+
+==================  ==============================  =====================================  ===========================
+what                `ResamplerConfig()`             `.paper()` (Algorithm 1)               `.public_code(dataset)`
+==================  ==============================  =====================================  ===========================
+outliers            |D_prev - D_new|, min-max       the top `fraction` of                  as the default, 0.2
+(criterion)         normalised, above 0.2           |D_prev - mean of mu|                  (Sen2_MTC_New) or 0.5 (TS)
+size of the set     by the threshold                mean cloud cover ratio                 by the threshold
+fusion              whole pixels                    whole pixels ("the corresponding       band by band: may mix two
+                                                    pixel is replaced")                    candidates in one pixel
+the guide sees      s D + (1 - s) mean mu, which    D + alpha sigma mu, clamped (the       D + alpha sigma mu, clamped
+(guide_input)       stays in range                  paper does not say how it is fed)      to the range of an image
+first step          not resampled                   resampled                              not resampled
+agreement           differences up to 1e-3 of       any difference counts                  any difference counts
+(floor)             [-1, 1] are agreement
+==================  ==============================  =====================================  ===========================
+
+with s = 1/(1 + alpha sigma). Three differences have no switch, because the other side is an accident:
+
+* The public code never calls eval(), so its guide runs with dropout and 25 % of the visible patches hidden at random.
+  Here a guide is deterministic, and noise comes from the caller's source: same inputs and seed, same bits.
+* The public code carries T identical copies of D; Algorithm 1 writes x_t^f with an index t for what is one image, and
+  compares it with mu_t. Here everything is (B, C, H, W), and mu is averaged over its frames.
+* Algorithm 1 compares x^{f,j} with the previous *candidate* x^{f,(j-1)}, the public code with the previous *fused*
+  image. With one resampling they are the same; with more we follow the code.
+
+In the paper's table "w/o correction" takes D_new everywhere. Without a guide the `Resampler` takes D_new at the
+outliers; `ResamplerConfig(criterion="top-fraction", fraction=1.0, floor=0.0)` makes that every pixel.
+All statistics are taken per sample, so the batch size does not matter.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal, Protocol, Self
+
+import torch
+from torch import Tensor
+
+from sader.errors import ConfigError, ShapeError, did_you_mean
+from sader.method.sampling import Denoise, NoiseSource
+
+Criterion = Literal["disagreement", "top-fraction"]
+Fusion = Literal["pixel", "band"]
+GuideInput = Literal["in-range", "denoised", "reference-code"]
+
+CHOICES = {
+    "criterion": ("disagreement", "top-fraction"),
+    "fusion": ("pixel", "band"),
+    "guide_input": ("in-range", "denoised", "reference-code"),
+}
+PUBLIC_CODE_THRESHOLDS = {"sen2_mtc_new": 0.2, "sen12mscrts_ea": 0.5}
+DEFAULT_FRACTION = 0.3
+MAX_DRAWS = 63  # `sampling.sample` keeps 64 draw numbers for each step
+
+
+class Guide(Protocol):
+    """Predicts what an image should look like where it is not to be trusted; see `model.guide.make_guide`."""
+
+    def __call__(self, image: Tensor, missing: Tensor, *, mean: Tensor) -> Tensor:
+        """Return the reference image (B, C, H, W) in [-1, 1]; its values at `missing` decide.
+
+        image: (B, C, H, W) in [-1, 1]; missing: bool (B, 1, H, W), True = do not trust; mean: what the process reverts
+        to, averaged over its frames, (B, C, H, W).
+        """
+
+
+@dataclass(frozen=True)
+class ResamplerConfig:
+    """How resampling chooses and fuses; the defaults are the module's first column."""
+
+    steps: int = 1
+    """Resamplings at each noise level, N^r in the paper; 1 to 63. For none, sample without a correction."""
+    criterion: Criterion = "disagreement"
+    """"disagreement" (public code) or "top-fraction" (paper)."""
+    threshold: float = 0.2
+    """Disagreement: outlier above this share of the largest difference, 0 to 1."""
+    fraction: float | None = None
+    """Top-fraction: share of pixels, 0 to 1; None = the cloud cover given to the `Resampler`, else 0.3."""
+    fusion: Fusion = "pixel"
+    """"pixel" decides for all bands together, "band" for each band alone."""
+    guide_input: GuideInput = "in-range"
+    """"in-range": s D + (1 - s) mean mu; "denoised": D; "reference-code": D + alpha sigma mean mu, clamped."""
+    skip_first: bool = True
+    """Leave the first step alone: its prediction comes from noise only."""
+    floor: float = 1e-3
+    """Differences up to this, on the [-1, 1] scale, are agreement: nothing changes there. 1e-3 = 5 digital numbers."""
+
+    def __post_init__(self) -> None:
+        for field, known in CHOICES.items():
+            value = getattr(self, field)
+            if value not in known:
+                raise ConfigError(f"resampling {field} is {value!r}{did_you_mean(str(value), known)}")
+        if not 1 <= self.steps <= MAX_DRAWS:
+            raise ConfigError(
+                f"resampling steps is {self.steps}; expected 1 to {MAX_DRAWS}. To sample without resampling pass no "
+                "correction."
+            )
+        if not 0 <= self.threshold <= 1:
+            raise ConfigError(f"resampling threshold is {self.threshold}; expected 0 to 1 (0.2 is the usual value).")
+        if self.fraction is not None and not 0 <= self.fraction <= 1:
+            raise ConfigError(f"resampling fraction is {self.fraction}; expected 0 to 1, or None for the cloud cover.")
+        if self.floor < 0:
+            raise ConfigError(f"resampling floor is {self.floor}; expected 0 or more (1e-3 is the usual value).")
+
+    @classmethod
+    def paper(cls) -> Self:
+        """Return Algorithm 1 as written (second column of the module's table)."""
+        return cls(criterion="top-fraction", guide_input="reference-code", skip_first=False, floor=0.0)
+
+    @classmethod
+    def public_code(cls, dataset: str = "sen2_mtc_new") -> Self:
+        """Return the settings of the authors' published test configuration for "sen2_mtc_new" or "sen12mscrts_ea"."""
+        if dataset not in PUBLIC_CODE_THRESHOLDS:
+            raise ConfigError(
+                f"no published resampling setting for {dataset!r}{did_you_mean(dataset, PUBLIC_CODE_THRESHOLDS)}"
+            )
+        threshold = PUBLIC_CODE_THRESHOLDS[dataset]
+        return cls(threshold=threshold, fusion="band", guide_input="reference-code", floor=0.0)
+
+
+def min_max_normalised(value: Tensor) -> Tensor:
+    """Return `value` (B, C, H, W) mapped to [0, 1] over space, for each sample and channel alone (METHOD 4)."""
+    low, high = value.amin(dim=(-2, -1), keepdim=True), value.amax(dim=(-2, -1), keepdim=True)
+    return (value - low) / (high - low + 1e-8)
+
+
+def top_fraction(score: Tensor, fraction: float | Tensor) -> Tensor:
+    """Return a mask of the highest `fraction` of the pixels of each sample and channel, exactly that many.
+
+    score: (B, C, H, W); fraction: a number or one per sample (B,). Equal scores are taken in reading order, so the
+    count is exact and the choice repeatable.
+    """
+    batch, _, height, width = score.shape
+    pixels = height * width
+    share = torch.as_tensor(fraction, dtype=torch.float64, device=score.device).expand(batch)
+    count = torch.round(share * pixels).long()[:, None, None]
+    order = score.flatten(-2).argsort(dim=-1, descending=True, stable=True)
+    place = torch.arange(pixels, device=score.device).expand_as(order)
+    rank = torch.empty_like(order).scatter_(-1, order, place)
+    return (rank < count).unflatten(-1, (height, width))
+
+
+def outlier_mask(
+    previous: Tensor,
+    candidate: Tensor,
+    mean: Tensor,
+    *,
+    criterion: Criterion = "disagreement",
+    threshold: float = 0.2,
+    fraction: float | Tensor = DEFAULT_FRACTION,
+    fusion: Fusion = "pixel",
+    floor: float = 1e-3,
+) -> Tensor:
+    """Return where the prediction is open to replacement: bool (B, 1, H, W) for "pixel", (B, C, H, W) for "band".
+
+    previous, candidate: the two predictions; mean: the average mu; all (B, C, H, W) in [-1, 1] (paper Algorithm 1,
+    line 8; METHOD 4). Where the candidates agree within `floor` there is nothing to choose, so no criterion makes an
+    outlier of it. In pixel mode the bands' scores are summed; the normalised disagreement is then normalised again,
+    which is how the public code finds the pixels it hides from its guide.
+    """
+    difference = (previous - candidate).abs()
+    score = min_max_normalised(difference) if criterion == "disagreement" else (previous - mean).abs()
+    if fusion == "pixel":
+        score = score.sum(dim=1, keepdim=True)
+        score = min_max_normalised(score) if criterion == "disagreement" else score
+        difference = difference.amax(dim=1, keepdim=True)
+    selected = score > threshold if criterion == "disagreement" else top_fraction(score, fraction)
+    return selected & (difference > floor)
+
+
+def guided_correction(
+    previous: Tensor, candidate: Tensor, guide_image: Tensor | None, outliers: Tensor, *, fusion: Fusion = "pixel"
+) -> Tensor:
+    """Return the fused prediction (B, C, H, W): at outliers the candidate if it is nearer to the guide, else previous.
+
+    Paper Algorithm 1, lines 9 and 11. Distances are absolute, summed over the bands for "pixel". Without a guide image
+    the candidate is always taken at outliers.
+    """
+    if guide_image is None:
+        return torch.where(outliers, candidate, previous)
+    new, old = (candidate - guide_image).abs(), (previous - guide_image).abs()
+    if fusion == "pixel":
+        new, old = new.sum(dim=1, keepdim=True), old.sum(dim=1, keepdim=True)
+    return torch.where(outliers & (new < old), candidate, previous)
+
+
+def mean_over_frames(mean: Tensor, present: Tensor | None = None) -> Tensor:
+    """Return the average (B, C, H, W) of the frames (B, S, C, H, W) that are `present` (bool (B, S), None = all).
+
+    Absent frames may hold anything, NaN included. Summed frame by frame, so that padding a series changes no bit.
+    """
+    if present is None:
+        present = torch.ones(mean.shape[:2], dtype=torch.bool, device=mean.device)
+    if present.shape != mean.shape[:2]:
+        raise ShapeError(
+            f"present has shape {tuple(present.shape)}; expected (B, S) = {tuple(mean.shape[:2])}, one per frame."
+        )
+    total = torch.zeros_like(mean[:, 0])
+    for frame, there in zip(mean.unbind(dim=1), present.unbind(dim=1), strict=True):
+        total = total + torch.where(there[:, None, None, None], frame, 0)
+    return total / present.sum(dim=1).clamp(min=1).to(mean.dtype)[:, None, None, None]
+
+
+def guide_view(denoised: Tensor, mean: Tensor, *, noise_mean: float, kind: GuideInput = "in-range") -> Tensor:
+    """Return the image (B, C, H, W) in [-1, 1] that is shown to the guide; noise_mean is alpha sigma (METHOD 4).
+
+    "in-range" is the unscaled state without its noise, between the prediction and the mean whatever sigma is.
+    "reference-code" leaves that range: at sigma 4.9 land saturates to black and cloud to white.
+    """
+    if kind == "in-range":
+        share = 1 / (1 + noise_mean)
+        image = share * denoised + (1 - share) * mean
+    elif kind == "reference-code":
+        image = denoised + noise_mean * mean
+    else:
+        image = denoised
+    return image.clamp(-1, 1)
+
+
+class Resampler:
+    """The `Correction` of `sampling.sample` that resamples and fuses (paper Algorithm 1, METHOD 4).
+
+    config: how; guide: who decides between the candidates, None = always the new one at outliers ("no correction").
+    present: bool (B, S), which state frames exist; None = all. Absent ones have no influence.
+    cloud_cover: mean share of cloudy pixels, a number or (B,): the paper's T_h where `config.fraction` is None.
+    """
+
+    def __init__(
+        self,
+        config: ResamplerConfig | None = None,
+        guide: Guide | None = None,
+        *,
+        present: Tensor | None = None,
+        cloud_cover: float | Tensor | None = None,
+    ) -> None:
+        self.config = config or ResamplerConfig()
+        self.guide = guide
+        self.present = present
+        self.cloud_cover = cloud_cover
+
+    def for_batch(self, *, present: Tensor | None = None, cloud_cover: float | Tensor | None = None) -> Resampler:
+        """Return the same resampler for another batch, with that batch's dates and cloud cover."""
+        return Resampler(self.config, self.guide, present=present, cloud_cover=cloud_cover)
+
+    @property
+    def fraction(self) -> float | Tensor:
+        """The share of pixels of the top-fraction criterion: the config's, else the cloud cover, else 0.3."""
+        if self.config.fraction is not None:
+            return self.config.fraction
+        return DEFAULT_FRACTION if self.cloud_cover is None else self.cloud_cover
+
+    def evaluations(self, steps: int) -> int:
+        """Return how many times a sampling of `steps` Euler steps calls the denoiser: 4 + 1 gives 7 (paper: 8)."""
+        return steps + self.config.steps * (steps - self.config.skip_first)
+
+    @torch.no_grad()
+    def __call__(
+        self,
+        denoise: Denoise,
+        denoised: Tensor,
+        *,
+        mean: Tensor,
+        sigma: float,
+        alpha: float,
+        step: int,
+        noise: NoiseSource,
+    ) -> tuple[Tensor, Tensor] | None:
+        """Return (fused denoised (B, C, H, W), last re-noised state (B, S, C, H, W)), or None where it is left alone.
+
+        denoised: D at this step; mean: (B, S, C, H, W); noise: draws 1 to `config.steps` are this step's.
+        """
+        if step == 0 and self.config.skip_first:
+            return None
+        level = torch.full((mean.shape[0],), sigma, dtype=mean.dtype, device=mean.device)
+        average = mean_over_frames(mean, self.present)
+        for j in range(1, self.config.steps + 1):
+            noised = denoised[:, None] + sigma * (alpha * mean + noise(j))
+            candidate = denoise(noised, level)
+            denoised = self._fuse(denoised, candidate, average, noise_mean=alpha * sigma)
+        return denoised, noised
+
+    def _fuse(self, previous: Tensor, candidate: Tensor, mean: Tensor, *, noise_mean: float) -> Tensor:
+        """Return one correction of `previous` (B, C, H, W): find outliers, ask the guide, choose."""
+        config = self.config
+
+        def find(fusion: Fusion) -> Tensor:
+            return outlier_mask(
+                previous,
+                candidate,
+                mean,
+                criterion=config.criterion,
+                threshold=config.threshold,
+                fraction=self.fraction,
+                fusion=fusion,
+                floor=config.floor,
+            )
+
+        guide_image = None
+        if self.guide is not None:
+            view = guide_view(previous, mean, noise_mean=noise_mean, kind=config.guide_input)
+            # A guide fills pixels, never single bands of them, so it is told about pixels in both modes.
+            guide_image = self.guide(view, find("pixel"), mean=mean).clamp(-1, 1)
+        return guided_correction(previous, candidate, guide_image, find(config.fusion), fusion=config.fusion)

@@ -1,0 +1,163 @@
+"""Parts of dates and results as PNG for the page: band combinations, overlays, and the numbers under the cursor.
+
+The whole scene has one grid. A part is named by a reduction (1, 2, 4 ...) and its column and row in squares of `SQUARE`
+pixels of the reduced grid, so that a page shows a scene of any size by fetching what it sees.
+"""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sader.errors import BandError
+from sader.geo.stack import DateSource, Grid
+from sader.inference.tiling import Window
+from sader.viewer.problems import NotFoundError
+
+SQUARE = 512
+COMBINATIONS: dict[str, tuple[str, ...]] = {
+    "true": ("B04", "B03", "B02"),
+    "false": ("B08", "B04", "B03"),
+    "ndvi": ("B08", "B04"),
+}
+"""Name -> bands: as the eye sees it, plants in red, and how green it is."""
+RAMP = np.array(
+    [(94, 58, 30), (171, 123, 71), (226, 205, 150), (190, 207, 110), (98, 163, 66), (29, 104, 45), (6, 60, 34)],
+    np.float32,
+)
+NDVI_RANGE = (-0.2, 0.9)
+SPREAD_SCALE = 0.05
+"""Standard deviation, in reflectance, drawn in the brightest colour (static/app.js says so in its legend)."""
+LOOK = 256
+SAMPLED = (8, 48)
+"""Of a scene larger than eight times `LOOK`: so many windows along each side, of so many pixels."""
+
+
+def combination(bands: Sequence[str], wanted: str) -> tuple[str, ...]:
+    """Return the bands of a combination; refuse one that the scene does not have."""
+    if wanted not in COMBINATIONS:
+        raise NotFoundError(f"there is no combination {wanted!r}; expected {', '.join(COMBINATIONS)}.")
+    missing = [band for band in COMBINATIONS[wanted] if band not in bands]
+    if missing:
+        raise BandError(f"{wanted} needs {', '.join(missing)}; the scene has {', '.join(bands)}.")
+    return COMBINATIONS[wanted]
+
+
+def possible(bands: Sequence[str]) -> list[str]:
+    """Return the combinations that the bands allow."""
+    return [name for name, needed in COMBINATIONS.items() if set(needed) <= set(bands)]
+
+
+def shared_limits(sources: Sequence[DateSource], grid: Grid, bands: Sequence[str]) -> tuple[float, float]:
+    """Return the reflectances shown as black and white for all dates: those of the date with the darkest highlights.
+
+    Clouds are bright, so the least cloudy date decides, and the ground is not left in the dark.
+    """
+    found = []
+    for source in sources:
+        seen = _some_values(source, grid, bands)
+        if seen.size:
+            found.append(
+                (float(np.percentile(seen, 90)), float(np.percentile(seen, 1)), float(np.percentile(seen, 98)))
+            )
+    if not found:
+        return 0.0, 0.3
+    _, low, high = min(found)
+    return low, max(min(high, 0.6), low + 0.01)
+
+
+def _some_values(source: DateSource, grid: Grid, bands: Sequence[str]) -> NDArray[np.float32]:
+    """Return values (C, n) that stand for a date: the whole of it reduced, or windows of a scene that is large.
+
+    A mean of all pixels means reading all pixels, which for a whole Sentinel-2 tile would take longer than people wait.
+    """
+    factor = max(1, -(-max(grid.shape) // LOOK))
+    if factor <= 8:
+        small = grid if factor == 1 else grid.coarser(factor)
+        values, valid = source.read(small.whole, bands=list(bands), grid=small)
+        return values[:, valid]
+    count, size = SAMPLED
+    parts = []
+    for i in range(count):
+        for j in range(count):
+            top, left = i * (grid.height - size) // (count - 1), j * (grid.width - size) // (count - 1)
+            window = Window(max(0, top), max(0, left), min(size, grid.height), min(size, grid.width))
+            values, valid = source.read(window, bands=list(bands), grid=grid)
+            parts.append(values[:, valid])
+    return np.concatenate(parts, axis=1)
+
+
+def square(grid: Grid, factor: int, column: int, row: int) -> tuple[Grid, Window]:
+    """Return the reduced grid and the window of one square of it."""
+    small = grid if factor == 1 else grid.coarser(factor)
+    left, top = column * SQUARE, row * SQUARE
+    if left >= small.width or top >= small.height:
+        raise NotFoundError(f"there is no square {column}, {row} at 1:{factor}.")
+    return small, Window(top, left, min(SQUARE, small.height - top), min(SQUARE, small.width - left))
+
+
+def colours(
+    values: NDArray[np.float32], valid: NDArray[np.bool_], wanted: str, limits: tuple[float, float]
+) -> NDArray[np.uint8]:
+    """Return RGBA (h, w, 4) of reflectance (C, h, w); clear through where there is no data."""
+    if wanted == "ndvi":
+        near, red = values[0].clip(0, None), values[1].clip(0, None)
+        index = (near - red) / np.maximum(near + red, 1e-6)
+        shown = ramp_colours((index - NDVI_RANGE[0]) / (NDVI_RANGE[1] - NDVI_RANGE[0]), RAMP)
+    else:
+        low, high = limits
+        # A little gamma: satellite pictures are dark, and eyes are not linear.
+        share = np.clip((values - low) / (high - low), 0, 1) ** 0.8
+        shown = np.rint(np.moveaxis(share, 0, -1) * 255)
+    alpha = np.where(valid, 255, 0)[..., None]
+    return np.concatenate([shown, alpha], axis=-1).astype(np.uint8)
+
+
+def ramp_colours(share: NDArray[np.floating], ramp: NDArray[np.float32]) -> NDArray[np.float32]:
+    """Return colours (..., 3) along a ramp; share 0 is its start, 1 its end."""
+    position = np.clip(np.nan_to_num(share), 0, 1) * (len(ramp) - 1)
+    lower = np.minimum(position.astype(int), len(ramp) - 2)
+    part = (position - lower)[..., None]
+    return np.asarray(ramp[lower] * (1 - part) + ramp[lower + 1] * part, np.float32)
+
+
+def spread_colours(spread: NDArray[np.floating]) -> NDArray[np.uint8]:
+    """Return RGBA of a standard deviation (h, w): the surer, the clearer through."""
+    from sader.figures.picture import heat_picture
+
+    picture = heat_picture(spread, full_scale=SPREAD_SCALE)
+    alpha = np.where(np.isfinite(spread), np.clip(np.nan_to_num(spread) / SPREAD_SCALE * 4, 0, 1) * 235, 0)
+    return np.concatenate([picture, np.rint(alpha)[..., None].astype(np.uint8)], axis=-1)
+
+
+def provenance_colours(codes: NDArray[np.generic]) -> NDArray[np.uint8]:
+    """Return RGBA of provenance (h, w): reconstructed pixels in magenta, a colour no landscape has."""
+    shown = np.zeros((*codes.shape, 4), np.uint8)
+    shown[codes == 2] = (232, 62, 160, 150)
+    return shown
+
+
+def png(picture: NDArray[np.uint8]) -> bytes:
+    """Return a picture (h, w, 3 or 4) as PNG."""
+    from PIL import Image
+
+    buffer = io.BytesIO()
+    Image.fromarray(picture).save(buffer, format="PNG", compress_level=3)
+    return buffer.getvalue()
+
+
+def read_numbers(path: str, window: Window, grid: Grid, *, categories: bool) -> NDArray[Any]:
+    """Return the raw numbers (C, h, w) of a side result in a window of a reduced grid."""
+    from sader.errors import require
+    from sader.geo.read.raster import read_bands, reading
+    from sader.geo.stack import ValueCoding
+
+    rasterio = require("rasterio", extra="geo", purpose="reading GeoTIFF")
+    with reading(path), rasterio.open(path) as dataset:
+        count, kind, nodata = dataset.count, dataset.dtypes[0], dataset.nodata
+    coding = ValueCoding(kind, 1.0, 0.0, nodata, declared=False)
+    return read_bands(path, range(1, count + 1), window, grid=grid, coding=coding, categories=categories)

@@ -1,0 +1,331 @@
+"""What a child process does: look at scenes, draw them, remove their clouds. One function for each request."""
+
+from __future__ import annotations
+
+import math
+from collections import OrderedDict
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from sader.errors import require
+from sader.geo.stack import DateSource, Grid
+from sader.inference.tiling import Window, plan_windows
+from sader.viewer.problems import NotFoundError, RequestError, TooLargeError
+from sader.viewer.security.folder import DataFolder
+from sader.viewer.security.inspect import inspect_inputs
+from sader.viewer.settings import Limits
+from sader.viewer.worker import pictures
+from sader.viewer.worker.layerprogress import LayerProgress, count_layers, counting
+from sader.viewer.worker.mercator import mercator_fit, transformed
+
+Say = Callable[[dict[str, Any]], None]
+OUTPUT = "clear.tif"
+LAYERS = ("uncertainty", "provenance", "count")
+KEPT_SCENES = 8
+
+
+@dataclass
+class OpenScene:
+    """The dates of a scene with their headers read."""
+
+    sources: list[DateSource]
+    notices: list[str]
+    grid: Grid
+    bands: tuple[str, ...]
+    limits: dict[str, tuple[float, float]]
+    shares: list[float] | None = None
+
+
+class SceneWork:
+    """The requests of one child process. `inputs` are paths relative to the data folder, checked anew each time."""
+
+    def __init__(self, settings: dict[str, Any]) -> None:
+        self.folder = DataFolder(settings["data"])
+        self.limits = Limits(**settings["limits"])
+        self.allow_remote = tuple(settings["allow_remote"])
+        self.model, self.device = settings["model"], settings["device"]
+        self._scenes: OrderedDict[str, OpenScene] = OrderedDict()
+        self._remover: Any = None
+
+    # ---------------------------------------------------------------- looking
+
+    def inspect(self, say: Say, *, inputs: list[str]) -> dict[str, Any]:
+        """Check files by their headers."""
+        inspect_inputs(self._paths(inputs), self.folder, self.limits, self.allow_remote)
+        return {}
+
+    def models(self, say: Say) -> list[str]:
+        """Return the names of the shipped weights."""
+        from sader.checkpoint import shipped
+
+        return sorted(shipped())
+
+    def describe(self, say: Say, *, inputs: list[str], reading: dict[str, Any]) -> dict[str, Any]:
+        """Return the dates of a scene, its grid and what can be shown."""
+        scene = self._open(inputs, reading)
+        grid = scene.grid
+        return {
+            "dates": [
+                {
+                    "name": source.name,
+                    "date": None if source.date is None else source.date.isoformat(),
+                    "bands": list(source.bands),
+                    "width": source.grid.width,
+                    "height": source.grid.height,
+                }
+                for source in scene.sources
+            ],
+            "bands": list(scene.bands),
+            "combinations": pictures.possible(scene.bands),
+            "grid": {
+                "crs": grid.crs if len(grid.crs) < 40 else "own reference system" if grid.crs else "",
+                "transform": list(grid.transform),
+                "width": grid.width,
+                "height": grid.height,
+                "degrees": _in_degrees(grid),
+            },
+            "notices": scene.notices,
+        }
+
+    def clouds(self, say: Say, *, inputs: list[str], reading: dict[str, Any]) -> list[float]:
+        """Return the part of each date that is hidden by cloud or shadow, or has no data, as the model sees it."""
+        from sader.geo.align import build_stack
+        from sader.geo.scene.overview import take_look
+
+        scene = self._open(inputs, reading)
+        if scene.shares is None:
+            remover = self._load()
+            stack = build_stack(scene.sources, remover.config.network)
+            shares = dict(zip((s.name for s in stack.sources), take_look(stack, remover).clear_share, strict=True))
+            scene.shares = [round(1 - float(shares.get(source.name, 0.0)), 4) for source in scene.sources]
+        return scene.shares
+
+    def picture(
+        self, say: Say, *, inputs: list[str], reading: dict[str, Any], layer: str, job: str | None, combination: str,
+        factor: int, column: int, row: int,
+    ) -> tuple[Any, bytes]:  # fmt: skip
+        """Draw a square of a date ("0", "1" ...), of the result or of a layer beside it."""
+        scene = self._open(inputs, reading)
+        grid, window = pictures.square(scene.grid, factor, column, row)
+        if layer in ("uncertainty", "provenance"):
+            numbers = pictures.read_numbers(
+                str(self._job_file(job, f"clear_{layer}.tif")), window, grid, categories=layer == "provenance"
+            )
+            drawn = (
+                pictures.provenance_colours(numbers[0])
+                if layer == "provenance"
+                else pictures.spread_colours(np.asarray(numbers, np.float32).mean(axis=0))
+            )
+            return None, pictures.png(drawn)
+        bands = pictures.combination(scene.bands, combination)
+        source = self._result(job, scene) if layer == "result" else self._date(scene, layer)
+        values, valid = source.read(window, bands=bands, grid=grid)
+        return None, pictures.png(pictures.colours(values, valid, combination, self._limits(scene, combination)))
+
+    def mercator(self, say: Say, *, inputs: list[str], reading: dict[str, Any]) -> dict[str, Any]:
+        """Return how a web map is laid under the scene."""
+        return mercator_fit(self._open(inputs, reading).grid)
+
+    def values(
+        self, say: Say, *, inputs: list[str], reading: dict[str, Any], job: str | None, column: int, row: int
+    ) -> dict[str, Any]:
+        """Return reflectance of every date, and of the result and its layers, at one pixel; and where that is."""
+        scene = self._open(inputs, reading)
+        grid = scene.grid
+        if not (0 <= column < grid.width and 0 <= row < grid.height):
+            raise NotFoundError(f"pixel {column}, {row} is outside the scene of {grid.width} x {grid.height}.")
+        window = Window(row, column, 1, 1)
+        # A result may have fewer bands than its dates: the model does not know them all.
+        result = None if job is None else self._result(job, scene)
+        bands = tuple(band for band in scene.bands if result is None or band in result.bands)
+        found: dict[str, Any] = {
+            "bands": list(bands),
+            "dates": [_pixel(source, window, bands, grid) for source in scene.sources],
+            "place": _place(grid, column, row),
+        }
+        if result is not None:
+            found["result"] = _pixel(result, window, bands, grid)
+            for layer in ("uncertainty", "provenance"):
+                file = self._job_file(job, f"clear_{layer}.tif", must=False)
+                if file is not None:
+                    numbers = pictures.read_numbers(str(file), window, grid, categories=layer == "provenance")
+                    found[layer] = [round(float(v), 5) if math.isfinite(v) else None for v in numbers[:, 0, 0]]
+        return found
+
+    # ---------------------------------------------------------------- making
+
+    def demo(self, say: Say, *, target: str) -> list[str]:
+        """Write the dates of the built-in scene into a folder; return their names."""
+        from datetime import date, timedelta
+
+        from sader.data.synthetic.scene import demo_scene
+        from sader.demo import CRS, PLACE_NOTE, TRANSFORM
+        from sader.geo.read.raster import write_geotiff
+
+        place = self.folder.inside(self.folder.root / target)
+        scene = demo_scene()
+        names = []
+        for image, day in zip(scene.cloudy, scene.days, strict=True):
+            taken = date(2022, 6, 1) + timedelta(days=float(day))
+            names.append(f"demo_{taken:%Y-%m-%d}.tif")
+            tags = {"TIFFTAG_IMAGEDESCRIPTION": PLACE_NOTE}
+            write_geotiff(place / names[-1], image, bands=scene.bands, crs=CRS, transform=TRANSFORM, tags=tags)
+        return names
+
+    def remove(
+        self, say: Say, *, inputs: list[str], reading: dict[str, Any], target: str, options: dict[str, Any]
+    ) -> dict[str, Any]:
+        """Remove the clouds of a scene; return the report and the files by what they are."""
+        from dataclasses import asdict
+
+        from sader.geo.remove import RemoveRequest, layer_name, run_remove
+        from sader.geo.scene.run import SceneOptions
+
+        paths = self._paths(inputs)
+        place = self.folder.inside(self.folder.root / target)
+        say({"event": "stage", "text": "checking the files", "progress": 1})
+        scene = self._open(inputs, reading)
+        self._check_size(scene)
+        say({"event": "stage", "text": "loading the model", "progress": 3})
+        wanted = SceneOptions(overwrite=True, **{k: v for k, v in options.items() if k not in ("model", "mask")})
+        request = RemoveRequest(
+            inputs=tuple(str(path) for path in paths),
+            out=str(place / OUTPUT),
+            options=wanted,
+            mask=(options["mask"],) if options.get("mask") else (),
+            model=options.get("model") or self.model,
+            device=self.device,
+            preview=str(place / "preview.png"),
+            **reading,
+        )
+
+        remover = self._load()
+        tile, (height, width) = wanted.tile or remover._tile(), scene.grid.shape
+        # The run itself says how many tiles there are once the first is done; until then this is near enough.
+        total = len(plan_windows(height, width, tile=tile, overlap=min(remover.options.overlap, tile // 4)))
+        tiles = f", tile 1 of {total}" if total > 1 else ""
+
+        def tell(share: float) -> None:
+            text = "writing the result" if share >= 1 else f"removing clouds{tiles}"
+            say({"event": "stage", "text": text, "progress": 5 + int(91 * share)})
+
+        def progress(done: int, total: int) -> None:
+            nonlocal tiles
+            tiles = f", tile {min(done + 1, total)} of {total}" if total > 1 else ""
+            layers.tiles(done, total)
+
+        number = int(str(wanted.steps or 1).split("+")[0]) * (wanted.samples or 1)
+        layers = LayerProgress(count_layers(remover.denoiser), number, tell, total=total)
+        with counting(layers):
+            report = run_remove(request, progress=progress, notice=lambda text: say({"event": "notice", "text": text}))
+        outputs = {"clear": OUTPUT}
+        for file in report.files[1:]:
+            name = "item" if file.endswith(".json") else layer_name(file, report, request.preview)
+            outputs[name] = Path(file).name
+        said = {key: value for key, value in asdict(report).items() if key not in ("output", "files")}
+        return {"report": said, "outputs": outputs}
+
+    # ---------------------------------------------------------------- parts
+
+    def _paths(self, inputs: list[str]) -> list[Path]:
+        return [self.folder.inside(self.folder.root / name, shown=Path(name).name) for name in inputs]
+
+    def _open(self, inputs: list[str], reading: dict[str, Any]) -> OpenScene:
+        from sader.geo.read.sources import open_sources
+
+        paths = self._paths(inputs)
+        key = repr((inputs, sorted(reading.items()), [path.stat().st_mtime_ns for path in paths]))
+        if key in self._scenes:
+            self._scenes.move_to_end(key)
+            return self._scenes[key]
+        inspect_inputs(paths, self.folder, self.limits, self.allow_remote)
+        notices: list[str] = []
+        sources = open_sources(paths, notice=notices.append, **reading)
+        if len(sources) > self.limits.files:
+            raise TooLargeError(f"the scene has {len(sources)} dates; the server takes at most {self.limits.files}.")
+        common = tuple(band for band in sources[0].bands if all(band in source.bands for source in sources))
+        scene = OpenScene(sources, notices, sources[0].grid, common, {})
+        self._check_size(scene)
+        self._scenes[key] = scene
+        while len(self._scenes) > KEPT_SCENES:
+            self._scenes.popitem(last=False)
+        return scene
+
+    def _check_size(self, scene: OpenScene) -> None:
+        pixels = scene.grid.width * scene.grid.height
+        if pixels > self.limits.pixels:
+            raise TooLargeError(
+                f"the result would be {scene.grid.width} x {scene.grid.height} pixels; the server takes at most "
+                f"{self.limits.pixels}. Cut the scene, or start the server with a higher --max-pixels."
+            )
+
+    def _date(self, scene: OpenScene, layer: str) -> DateSource:
+        if not layer.isdecimal() or int(layer) >= len(scene.sources):
+            raise NotFoundError(f"there is no date {layer!r}; the scene has {len(scene.sources)}, counted from 0.")
+        return scene.sources[int(layer)]
+
+    def _limits(self, scene: OpenScene, wanted: str) -> tuple[float, float]:
+        if wanted == "ndvi":
+            return pictures.NDVI_RANGE
+        if wanted not in scene.limits:
+            bands = pictures.COMBINATIONS[wanted]
+            scene.limits[wanted] = pictures.shared_limits(scene.sources, scene.grid, bands)
+        return scene.limits[wanted]
+
+    def _result(self, job: str | None, scene: OpenScene) -> DateSource:
+        """Return the result as one more date; its numbers mean what those of the date that was cleaned mean."""
+        from dataclasses import replace
+
+        from sader.geo.read.geotiff import open_geotiff
+        from sader.geo.read.raster import opened
+
+        path = str(self._job_file(job, OUTPUT))
+        source, _ = open_geotiff(path)
+        cleaned = opened(path).tags().get("SADER_REFERENCE", "none")
+        # An offset that the dates' files do not state is not stated in the result either.
+        coding = next((date.coding for date in scene.sources if date.name == cleaned), scene.sources[0].coding)
+        return replace(source, coding=coding)
+
+    def _job_file(self, job: str | None, name: str, *, must: bool = True) -> Path | None:
+        if job is None:
+            raise RequestError("a job is needed to show a result.")
+        path = self.folder.root / job / name
+        if not path.exists():
+            if must:
+                raise NotFoundError(f"the job has no {name}.")
+            return None
+        return self.folder.inside(path)
+
+    def _load(self) -> Any:
+        if self._remover is None:
+            from sader.geo.remove import load_remover
+
+            self._remover = load_remover(self.model, self.device)[0]
+        return self._remover
+
+
+def _pixel(source: DateSource, window: Window, bands: tuple[str, ...], grid: Grid) -> list[float] | None:
+    values, valid = source.read(window, bands=bands, grid=grid)
+    return [round(float(value), 4) for value in values[:, 0, 0]] if valid[0, 0] else None
+
+
+def _in_degrees(grid: Grid) -> bool:
+    if not grid.crs:
+        return False
+    return bool(require("rasterio.crs", extra="geo", purpose="maps").CRS.from_user_input(grid.crs).is_geographic)
+
+
+def _place(grid: Grid, column: int, row: int) -> dict[str, Any] | None:
+    """Return map coordinates of a pixel's centre, and degrees; None for an image without a place."""
+    if not grid.crs:
+        return None
+    a, b, c, d, e, f = grid.transform
+    x, y = a * (column + 0.5) + b * (row + 0.5) + c, d * (column + 0.5) + e * (row + 0.5) + f
+    longitude, latitude = transformed(grid.crs, "EPSG:4326", np.array([x]), np.array([y]))
+    if not np.isfinite([x, y, longitude[0], latitude[0]]).all():
+        return None  # a place that its reference system does not have; JSON knows no infinity
+    return {"x": x, "y": y, "longitude": round(float(longitude[0]), 6), "latitude": round(float(latitude[0]), 6)}
