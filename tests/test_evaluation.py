@@ -241,7 +241,7 @@ def test_the_report_can_be_read_back(items: list[Item], tmp_path: Path) -> None:
         lines = list(csv.DictReader(file))
     assert len(lines) == len(items) * 2
     assert float(lines[0]["psnr"]) == pytest.approx(rows[0].scores["psnr"], rel=1e-4)
-    pictures = write_panels(tmp_path / "p", items, rows, methods, shown="mosaic", rival="median", count=1)
+    pictures = write_panels(tmp_path / "p", items, rows, methods, shown="mosaic", baseline="median", count=1)
     assert [path.name for path in pictures] == ["mosaic-best1.png", "mosaic-worst1.png"]
 
 

@@ -114,7 +114,7 @@ def test_before_after_shows_every_part(tmp_path):
         cloud_mask=mask,
         reference=1,
         days=[0, 5, 10, 15, 20],
-        rivals=[("r", truth)],
+        baselines=[("r", truth)],
     )
     np.testing.assert_array_equal(cloudy, before)
     assert figure.width == 10 + 6 * 330  # five dates and the mask

@@ -68,8 +68,8 @@ def test_card_says_what_it_was_trained_on(remover):
 def test_given_masks_it_beats_the_simple_methods(remover, scene):
     result = remover(scene.cloudy, reference=0, cloud_mask=scene.cloud_mask)
     for name in ("median", "least_cloudy", "mosaic", "matched_mosaic", "ridge_blend"):
-        rival = get_classical(name)(scene.cloudy, cloud_mask=scene.cloud_mask, reference=0)
-        assert error(result, scene) < error(rival, scene), name
+        baseline = get_classical(name)(scene.cloudy, cloud_mask=scene.cloud_mask, reference=0)
+        assert error(result, scene) < error(baseline, scene), name
 
 
 def test_without_masks_it_finds_the_clouds_itself(remover, scene):
@@ -85,10 +85,10 @@ def test_near_infrared_may_be_missing(remover, scene):
     result = remover.predict(
         scene.cloudy[:, rgb], reference=0, cloud_mask=scene.cloud_mask, bands=("B02", "B03", "B04")
     ).clear
-    rival = get_classical("median")(scene.cloudy, cloud_mask=scene.cloud_mask, reference=0)[rgb]
+    baseline = get_classical("median")(scene.cloudy, cloud_mask=scene.cloud_mask, reference=0)[rgb]
     hidden = scene.cloud_mask[0]
     truth = scene.clear[rgb]
-    assert np.square(result - truth)[:, hidden].mean() < np.square(rival - truth)[:, hidden].mean()
+    assert np.square(result - truth)[:, hidden].mean() < np.square(baseline - truth)[:, hidden].mean()
 
 
 def test_the_shipped_guide_is_trained_and_used(remover):

@@ -20,12 +20,12 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 
 from sader.bands import BANDS_RGBN
-from sader.baselines.baseline import Rival, RivalModelConfig
+from sader.baselines.baseline import Baseline, BaselineModelConfig
 from sader.config import ModelConfig, to_dict
 from sader.errors import CheckpointError, OutputError, did_you_mean
 from sader.method.diffusion import Denoiser
 from sader.model.mtcdn import MTCDN
-from sader.models import AnyModelConfig, build_rival, model_from_dict
+from sader.models import AnyModelConfig, build_baseline, model_from_dict
 
 FORMAT = 1
 WEIGHTS_DIR = Path(__file__).parent / "weights"
@@ -37,7 +37,7 @@ CHECKSUM_FILE = "SHA256SUMS"
 class Checkpoint:
     """A model with what is known about it."""
 
-    model: Denoiser | Rival
+    model: Denoiser | Baseline
     config: AnyModelConfig
     card: dict[str, Any] = field(default_factory=dict)
     """Training data, licence, command, commit, figures: free keys, plain values."""
@@ -46,19 +46,19 @@ class Checkpoint:
 @overload
 def build_model(config: ModelConfig) -> Denoiser: ...
 @overload
-def build_model(config: RivalModelConfig) -> Rival: ...
+def build_model(config: BaselineModelConfig) -> Baseline: ...
 @overload
-def build_model(config: AnyModelConfig) -> Denoiser | Rival: ...
-def build_model(config: AnyModelConfig) -> Denoiser | Rival:
-    """Return the untrained model that `config` describes: SADER's denoiser, or a rival system."""
-    if isinstance(config, RivalModelConfig):
-        return build_rival(config)
+def build_model(config: AnyModelConfig) -> Denoiser | Baseline: ...
+def build_model(config: AnyModelConfig) -> Denoiser | Baseline:
+    """Return the untrained model that `config` describes: SADER's denoiser, or a baseline system."""
+    if isinstance(config, BaselineModelConfig):
+        return build_baseline(config)
     return Denoiser(MTCDN(config.network), config.diffusion)
 
 
 def save_checkpoint(
     path: str | Path,
-    model: Denoiser | Rival,
+    model: Denoiser | Baseline,
     config: AnyModelConfig,
     *,
     card: dict[str, Any] | None = None,

@@ -32,7 +32,7 @@ FALLBACK_PRESET = "small"
 # The scene fits into one tile: no overlap is computed twice, which halves the wait on a small machine.
 OPTIONS = RemoverOptions(tile=512)
 
-RIVALS: dict[str, Classical] = {
+BASELINES: dict[str, Classical] = {
     "least cloudy": least_cloudy,
     "median": median,
     "mosaic": mosaic,
@@ -129,13 +129,13 @@ def run_demo(
     result = remover(scene.cloudy, **given, **extra, steps=steps, seed=seed, progress=progress)
     seconds = time.perf_counter() - started
 
-    label = "SADER" if remover.rival is None else remover.config.name
+    label = "SADER" if remover.baseline is None else remover.config.name
     images = {f"{label}{'' if trained else ' (untrained)'}": result}
     if trained and remover.has_cloud_head:
         # Everyone above and below is told where the clouds are; a user seldom is.
         unaided = given | {"cloud_mask": None}
         images["SADER, own masks"] = remover(scene.cloudy, **unaided, **extra, steps=steps, seed=seed)
-    images |= {label: method(scene.cloudy, **given) for label, method in RIVALS.items()}
+    images |= {label: method(scene.cloudy, **given) for label, method in BASELINES.items()}
     hidden = scene.cloud_mask[scene.reference or 0]
     scores = tuple(_score(label, image, scene.clear, hidden) for label, image in images.items())
 
@@ -147,7 +147,7 @@ def run_demo(
         )
     except MissingDependencyError as error:
         skipped.append(f"clear.tif: {error}")
-    best = max((row for row in scores if row.method in RIVALS), key=lambda row: row.hidden.psnr).method
+    best = max((row for row in scores if row.method in BASELINES), key=lambda row: row.hidden.psnr).method
     figure = before_after(
         scene.cloudy,
         result,
@@ -156,7 +156,7 @@ def run_demo(
         cloud_mask=scene.cloud_mask,
         reference=scene.reference,
         days=scene.days.tolist(),
-        rivals=[(f"best classical: {best}", images[best])],
+        baselines=[(f"best classical: {best}", images[best])],
         title=f"sader demo: {name}",
         note=None
         if trained

@@ -1,10 +1,10 @@
-"""The rival systems by name: one explicit dictionary. A system is one file with a `SYSTEM` in it."""
+"""The baseline systems by name: one explicit dictionary. A system is one file with a `SYSTEM` in it."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from sader.baselines.baseline import Rival, RivalModelConfig, System
+from sader.baselines.baseline import Baseline, BaselineModelConfig, System
 from sader.baselines.systems import (
     ae,
     crtsnet,
@@ -24,10 +24,10 @@ from sader.config import ModelConfig, from_dict, merge
 from sader.errors import ConfigError, did_you_mean
 from sader.presets import PRESETS, get_preset
 
-AnyModelConfig = ModelConfig | RivalModelConfig
-"""What a checkpoint may hold: SADER's own networks or a rival."""
+AnyModelConfig = ModelConfig | BaselineModelConfig
+"""What a checkpoint may hold: SADER's own networks or a baseline."""
 
-RIVALS: dict[str, System] = {
+BASELINES: dict[str, System] = {
     system.name: system
     for system in (
         mcgan.SYSTEM,
@@ -50,40 +50,40 @@ RIVALS: dict[str, System] = {
 
 def get_system(name: str) -> System:
     """Return the system called `name`, or raise with the nearest known name."""
-    if name not in RIVALS:
-        raise ConfigError(f"unknown system {name!r}{did_you_mean(name, RIVALS)}")
-    return RIVALS[name]
+    if name not in BASELINES:
+        raise ConfigError(f"unknown system {name!r}{did_you_mean(name, BASELINES)}")
+    return BASELINES[name]
 
 
-def rival_config(name: str) -> RivalModelConfig:
+def baseline_config(name: str) -> BaselineModelConfig:
     """Return the model config of a system at the sizes of the paper's table."""
-    return RivalModelConfig(name, get_system(name).config())
+    return BaselineModelConfig(name, get_system(name).config())
 
 
 def find_config(name: str) -> AnyModelConfig:
-    """Return the preset or the rival system called `name`, or raise with the nearest known name."""
-    if name in RIVALS:
-        return rival_config(name)
+    """Return the preset or the baseline system called `name`, or raise with the nearest known name."""
+    if name in BASELINES:
+        return baseline_config(name)
     if name not in PRESETS:
-        raise ConfigError(f"unknown preset {name!r}{did_you_mean(name, [*PRESETS, *RIVALS])}")
+        raise ConfigError(f"unknown preset {name!r}{did_you_mean(name, [*PRESETS, *BASELINES])}")
     return get_preset(name)
 
 
 def model_from_dict(values: dict[str, Any], *, where: str = "") -> AnyModelConfig:
-    """Return the model config that `config.to_dict` wrote: a rival's names its `system`, SADER's does not."""
+    """Return the model config that `config.to_dict` wrote: a baseline's names its `system`, SADER's does not."""
     if "system" in values:
-        return merge(rival_config(str(values["system"])), values, where=where)
+        return merge(baseline_config(str(values["system"])), values, where=where)
     return from_dict(ModelConfig, values, where=where)
 
 
-def build_rival(config: RivalModelConfig) -> Rival:
+def build_baseline(config: BaselineModelConfig) -> Baseline:
     """Return the untrained network that `config` describes."""
     system = get_system(config.system)
     if not isinstance(config.network, system.config):
         raise ConfigError(
             f"{config.system} was given a {type(config.network).__name__}; expected {system.config.__name__}. "
-            f"Start from rival_config({config.system!r})."
+            f"Start from baseline_config({config.system!r})."
         )
-    rival = system.network(config.network)
-    rival.recordable = system.recordable
-    return rival
+    baseline = system.network(config.network)
+    baseline.recordable = system.recordable
+    return baseline

@@ -1,4 +1,4 @@
-"""What the tests of the rival systems share: small series, noise, networks whose zero layers are stirred."""
+"""What the tests of the baseline systems share: small series, noise, networks whose zero layers are stirred."""
 
 from __future__ import annotations
 
@@ -9,23 +9,23 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from sader.baselines.baseline import NoiseOf, Rival, RivalInputs, RivalModelConfig, System, generator_noise
+from sader.baselines.baseline import Baseline, BaselineInputs, BaselineModelConfig, NoiseOf, System, generator_noise
 from sader.data.batch import SeriesBatch
 
 
 @pytest.fixture
-def series() -> Callable[..., RivalInputs]:
+def series() -> Callable[..., BaselineInputs]:
     """Make inputs of random reflectance: series(dates, channels, height, width, batch=, aux=)."""
 
     def make(
         dates: int = 3, channels: int = 4, height: int = 32, width: int = 32, *, batch: int = 2, aux: int = 0
-    ) -> RivalInputs:
+    ) -> BaselineInputs:
         generator = torch.Generator().manual_seed(dates + 10 * height)
 
         def image(count: int) -> Tensor:
             return torch.rand(batch, dates, count, height, width, generator=generator) * 2 - 1
 
-        return RivalInputs(
+        return BaselineInputs(
             cloudy=image(channels),
             aux=image(aux) if aux else None,
             observed=torch.ones(batch, dates, height, width, dtype=torch.bool),
@@ -77,10 +77,10 @@ def noise_for() -> Callable[..., NoiseOf]:
 
 
 @pytest.fixture
-def stirred() -> Callable[[Rival], Rival]:
+def stirred() -> Callable[[Baseline], Baseline]:
     """Return the network in evaluation mode with random numbers where it starts at zero, so that every part counts."""
 
-    def stir(network: Rival) -> Rival:
+    def stir(network: Baseline) -> Baseline:
         generator = torch.Generator().manual_seed(1)
         with torch.no_grad():
             for parameter in network.parameters():
@@ -95,14 +95,14 @@ def stirred() -> Callable[[Rival], Rival]:
 def one_step(batch: Callable[..., SeriesBatch]) -> Callable[..., tuple[float, float]]:
     """Train one Adam step on one batch; return the loss before and after it, on the same noise."""
 
-    def loss_of(network: Rival, example: SeriesBatch) -> Tensor:
+    def loss_of(network: Baseline, example: SeriesBatch) -> Tensor:
         phases = list(network.losses(example, torch.Generator().manual_seed(3)))
         assert [phase.name for phase in phases] == list(network.parameter_groups())
         for phase in phases:
             assert all(not term.requires_grad and term.isfinite() for term in phase.terms.values())
         return torch.stack([phase.loss for phase in phases]).sum()
 
-    def train(network: Rival, *, rate: float = 1e-3, size: int = 32) -> tuple[float, float]:
+    def train(network: Baseline, *, rate: float = 1e-3, size: int = 32) -> tuple[float, float]:
         example = batch(channels=network.config.date_channels, size=size)
         network.train()
         optimizer = torch.optim.Adam(network.parameters(), rate)
@@ -120,17 +120,17 @@ def one_step(batch: Callable[..., SeriesBatch]) -> Callable[..., tuple[float, fl
 
 
 @pytest.fixture
-def round_trip(tmp_path: Path) -> Callable[[System, Rival], Rival]:
+def round_trip(tmp_path: Path) -> Callable[[System, Baseline], Baseline]:
     """Save a network as a checkpoint and return what is loaded from it."""
 
-    def save_and_load(system: System, network: Rival) -> Rival:
+    def save_and_load(system: System, network: Baseline) -> Baseline:
         from sader.checkpoint import load_checkpoint, save_checkpoint
 
         path = tmp_path / f"{system.name}.safetensors"
-        save_checkpoint(path, network, RivalModelConfig(system.name, network.config))
+        save_checkpoint(path, network, BaselineModelConfig(system.name, network.config))
         loaded = load_checkpoint(path)
-        assert isinstance(loaded.model, Rival)
-        assert loaded.config == RivalModelConfig(system.name, network.config)
+        assert isinstance(loaded.model, Baseline)
+        assert loaded.config == BaselineModelConfig(system.name, network.config)
         return loaded.model
 
     return save_and_load

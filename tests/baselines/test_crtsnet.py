@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from sader.baselines.baseline import RivalInputs
+from sader.baselines.baseline import BaselineInputs
 from sader.baselines.systems.crtsnet import SYSTEM, CrTsNet, CrTsNetConfig, ScaledResidual
 from sader.data.cloud_rules import USUAL_BANDS
 from sader.errors import ConfigError, ShapeError
@@ -51,14 +51,14 @@ def test_auxiliary_bands_go_in_and_do_not_come_out(series, noise_for) -> None:
 
 
 def test_the_order_of_the_dates_matters(series) -> None:
-    inputs: RivalInputs = series(3)
+    inputs: BaselineInputs = series(3)
     network = CrTsNet(TINY).eval()
     turned = replace(inputs, cloudy=inputs.cloudy.flip(1), observed=inputs.observed.flip(1), cloud=inputs.cloud.flip(1))
     assert not torch.allclose(network(inputs), network(turned), atol=1e-4)
 
 
 def test_the_reference_date_goes_first_wherever_it_stands(series) -> None:
-    inputs: RivalInputs = series(3)
+    inputs: BaselineInputs = series(3)
     first = replace(inputs, reference=torch.tensor([0, 0]))
     order = [1, 0, 2]
     moved = replace(

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from sader.baselines.baseline import Example, RivalInputs
+from sader.baselines.baseline import BaselineInputs, Example
 from sader.baselines.parts.unet import UNet, UNetConfig
 from sader.baselines.systems.ddpmcr import SYSTEM, DdpmCr, DdpmCrConfig
 from sader.errors import ConfigError
@@ -39,7 +39,7 @@ def test_any_number_of_dates_and_odd_sizes(series, noise_for, stirred, dates: in
 
 
 def test_the_order_of_the_dates_matters(series, stirred) -> None:
-    inputs: RivalInputs = series(3)
+    inputs: BaselineInputs = series(3)
     network = stirred(DdpmCr(TINY))
     turned = replace(inputs, cloudy=inputs.cloudy.flip(1), cloud=inputs.cloud.flip(1))
     assert not torch.allclose(network(inputs), network(turned), atol=1e-4)

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from sader.baselines.baseline import RivalInputs
+from sader.baselines.baseline import BaselineInputs
 from sader.baselines.systems.diffcr import SYSTEM, DiffCR, DiffCRConfig, NafBlock, thresholded
 from sader.errors import ConfigError
 from sader.evaluation.complexity import count_macs, count_parameters, on_meta
@@ -30,7 +30,7 @@ def test_size_and_cost_are_those_of_the_structure() -> None:
         if ".norm." not in name and not name.endswith("_scale")
     )
     assert abs(bare / 1e6 / 22.91 - 1) < 0.001
-    inputs = RivalInputs(
+    inputs = BaselineInputs(
         cloudy=on_meta(1, 3, 3, 256, 256),
         aux=None,
         observed=on_meta(1, 3, 256, 256, dtype=torch.bool),
@@ -57,7 +57,7 @@ def test_any_number_of_dates_and_odd_sizes(series, noise_for, stirred, dates: in
     assert bool((image.abs() <= 1).all())
 
 
-def _kept(inputs: RivalInputs, order: list[int]) -> RivalInputs:
+def _kept(inputs: BaselineInputs, order: list[int]) -> BaselineInputs:
     moved = {name: getattr(inputs, name)[:, order] for name in ("cloudy", "observed", "cloud", "present")}
     return replace(inputs, **moved)
 
@@ -73,7 +73,7 @@ def test_order_and_repetition_of_dates_do_not_matter(series, noise_for, stirred)
 
 
 def test_a_missing_date_has_no_part(series, stirred) -> None:
-    inputs: RivalInputs = series(3)
+    inputs: BaselineInputs = series(3)
     network = stirred(DiffCR(TINY))
     present = inputs.present.clone()
     present[:, 1] = False

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from sader.baselines.baseline import RivalInputs
+from sader.baselines.baseline import BaselineInputs
 from sader.baselines.systems.emrdm import SYSTEM, DateFusion, Emrdm, EmrdmCondition, EmrdmConfig, TokenBlock, rotated
 from sader.errors import ConfigError
 from sader.evaluation.complexity import count_macs, count_parameters, on_meta
@@ -33,7 +33,7 @@ def test_size_is_the_published_one() -> None:
 def test_a_sample_costs_five_forwards() -> None:
     with torch.device("meta"):
         network = Emrdm(EmrdmConfig()).eval()
-    inputs = RivalInputs(
+    inputs = BaselineInputs(
         cloudy=on_meta(1, 3, 4, 256, 256),
         aux=None,
         observed=on_meta(1, 3, 256, 256, dtype=torch.bool),
@@ -68,7 +68,7 @@ def test_any_number_of_dates_and_odd_sizes(series, noise_for, stirred, dates: in
     assert image.isfinite().all()
 
 
-def _kept(inputs: RivalInputs, order: list[int]) -> RivalInputs:
+def _kept(inputs: BaselineInputs, order: list[int]) -> BaselineInputs:
     moved = {name: getattr(inputs, name)[:, order] for name in ("cloudy", "observed", "cloud", "present")}
     return replace(inputs, **moved)
 
@@ -86,7 +86,7 @@ def test_order_of_dates_does_not_matter(series, stirred) -> None:
 
 
 def test_a_missing_date_has_no_part(series, stirred) -> None:
-    inputs: RivalInputs = series(3)
+    inputs: BaselineInputs = series(3)
     network = stirred(Emrdm(TINY))
     present, observed = inputs.present.clone(), inputs.observed.clone()
     present[:, 1], observed[:, 1] = False, False
@@ -95,7 +95,7 @@ def test_a_missing_date_has_no_part(series, stirred) -> None:
 
 
 def test_without_any_data_the_result_is_finite(series, noise_for, stirred) -> None:
-    inputs: RivalInputs = series(2)
+    inputs: BaselineInputs = series(2)
     empty = replace(inputs, observed=torch.zeros_like(inputs.observed), present=torch.zeros_like(inputs.present))
     assert stirred(Emrdm(TINY)).predict(empty, noise_for(inputs)).isfinite().all()
 

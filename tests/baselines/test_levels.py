@@ -1,4 +1,4 @@
-"""Schedules as noise levels and the samplers of the DDPM rivals, against what is known in closed form."""
+"""Schedules as noise levels and the samplers of the DDPM baselines, against what is known in closed form."""
 
 from __future__ import annotations
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from sader.baselines.baseline import RivalInputs
+from sader.baselines.baseline import BaselineInputs
 from sader.baselines.parts.unet import UNetConfig
 from sader.baselines.systems.seqdms import SYSTEM, SeqDMs, SeqDMsConfig
 from sader.errors import ConfigError
@@ -34,7 +34,7 @@ def test_any_number_of_dates_and_odd_sizes(series, noise_for, stirred, dates: in
     assert bool((image.abs() <= 1).all())
 
 
-def _kept(inputs: RivalInputs, order: list[int]) -> RivalInputs:
+def _kept(inputs: BaselineInputs, order: list[int]) -> BaselineInputs:
     moved = {name: getattr(inputs, name)[:, order] for name in ("cloudy", "observed", "cloud", "present")}
     return replace(inputs, **moved)
 
@@ -68,7 +68,7 @@ def test_a_date_counts_only_where_it_was_observed(series, stirred) -> None:
 
 def test_auxiliary_bands_help(series, stirred) -> None:
     network = stirred(SeqDMs(replace(TINY, aux_bands=("VV", "VH"))))
-    inputs: RivalInputs = series(2, aux=2)
+    inputs: BaselineInputs = series(2, aux=2)
     assert inputs.aux is not None
     assert not torch.allclose(network(inputs), network(replace(inputs, aux=-inputs.aux)), atol=1e-4)
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from sader.baselines.baseline import RivalInputs
+from sader.baselines.baseline import BaselineInputs
 from sader.baselines.parts.temporal import date_weights, sinusoid, weigh_dates
 from sader.baselines.systems.uncrtaints import SYSTEM, UnCRtainTS, UnCRtainTSConfig
 from sader.data.cloud_rules import USUAL_BANDS
@@ -28,7 +28,7 @@ def test_size_is_that_of_the_table(config: UnCRtainTSConfig, count: int) -> None
 
 
 def test_cost_is_that_of_the_table(series) -> None:
-    inputs: RivalInputs = series(3, 13, 64, 64, batch=1)
+    inputs: BaselineInputs = series(3, 13, 64, 64, batch=1)
     macs = count_macs(UnCRtainTS(UnCRtainTSConfig(bands=B13)).eval(), inputs)["total"] * 16 / 1e9
     assert SYSTEM.paper_gmacs is not None
     assert abs(macs / SYSTEM.paper_gmacs - 1) < 0.05
@@ -46,11 +46,11 @@ def test_any_number_of_dates_and_odd_sizes(series, noise_for, dates: int) -> Non
     assert bool((spread > 0).all())
 
 
-def _with_days(inputs: RivalInputs, days: list[float]) -> RivalInputs:
+def _with_days(inputs: BaselineInputs, days: list[float]) -> BaselineInputs:
     return replace(inputs, days=torch.tensor([days, days]))
 
 
-def _ordered(inputs: RivalInputs, order: list[int]) -> RivalInputs:
+def _ordered(inputs: BaselineInputs, order: list[int]) -> BaselineInputs:
     moved = {name: getattr(inputs, name)[:, order] for name in ("cloudy", "observed", "cloud", "present")}
     return replace(inputs, **moved, days=None if inputs.days is None else inputs.days[:, order])
 
@@ -64,7 +64,7 @@ def test_order_of_dates_does_not_matter_but_their_days_do(series) -> None:
 
 
 def test_a_missing_date_has_no_part(series) -> None:
-    inputs: RivalInputs = series(3)
+    inputs: BaselineInputs = series(3)
     network = UnCRtainTS(TINY).eval()
     present, observed = inputs.present.clone(), inputs.observed.clone()
     present[:, 1], observed[:, 1] = False, False
@@ -73,13 +73,13 @@ def test_a_missing_date_has_no_part(series) -> None:
 
 
 def test_without_any_data_the_result_is_finite(series) -> None:
-    inputs: RivalInputs = series(2)
+    inputs: BaselineInputs = series(2)
     empty = replace(inputs, observed=torch.zeros_like(inputs.observed), present=torch.zeros_like(inputs.present))
     assert UnCRtainTS(TINY).eval()(empty).isfinite().all()
 
 
 def test_the_marked_date_counts_only_where_it_is_asked_for(series) -> None:
-    inputs: RivalInputs = series(3)
+    inputs: BaselineInputs = series(3)
     marked = replace(inputs, reference=torch.tensor([1, 1]))
     plain, flagged = UnCRtainTS(TINY).eval(), UnCRtainTS(replace(TINY, reference_input=True)).eval()
     assert torch.equal(plain(marked), plain(inputs))

@@ -220,7 +220,7 @@ def test_what_cannot_go_as_it_is_goes_the_ordinary_way(stack, tiny, paths, tmp_p
 def test_places_apart_from_each_other(stack, tiny):
     """What is computed of some places of a room lands in these places, and the others stay as they are."""
     remover = CloudRemover.__new__(CloudRemover)
-    remover.device, remover.config, remover.rival = CPU, tiny.config, None
+    remover.device, remover.config, remover.baseline = CPU, tiny.config, None
 
     seen: dict[str, torch.Tensor] = {}
 

@@ -1,7 +1,7 @@
-"""One protocol for every rival system: a series of cloudy dates in, a clear image out; losses per optimiser.
+"""One protocol for every baseline system: a series of cloudy dates in, a clear image out; losses per optimiser.
 
-A system is one file: a frozen config (a subclass of `RivalConfig`), a network (a subclass of `Rival`) and its `SYSTEM`
-with the facts. What is the same for all lives here, in `configs.py` and in `inputs.py`: padding to the network's
+A system is one file: a frozen config (a subclass of `BaselineConfig`), a network (a subclass of `Baseline`) and its
+`SYSTEM` with the facts. What is the same for all is here, in `configs.py` and `inputs.py`: padding to the network's
 multiple, the choice of dates for networks with a fixed number of them, missing pixels and bands, and what a loss may
 count. Training is in `sader.training`, tiles and files elsewhere; nothing here knows them.
 """
@@ -17,15 +17,24 @@ import torch
 from einops import rearrange
 from torch import Tensor, nn
 
-from sader.baselines.configs import RivalConfig, RivalModelConfig
-from sader.baselines.inputs import NoiseOf, RivalInputs, generator_noise, in_blocks, inputs_of
+from sader.baselines.configs import BaselineConfig, BaselineModelConfig
+from sader.baselines.inputs import BaselineInputs, NoiseOf, generator_noise, in_blocks, inputs_of
 from sader.data.batch import SeriesBatch, to_model_range
 from sader.errors import BandError, ConfigError, ShapeError
 from sader.model.blocks import reflect_pad
 
 __all__ = [
-    "MAIN", "Example", "NoiseOf", "Phase", "Rival", "RivalConfig", "RivalInputs", "RivalModelConfig", "System",
-    "generator_noise", "inputs_of",
+    "MAIN",
+    "Baseline",
+    "BaselineConfig",
+    "BaselineInputs",
+    "BaselineModelConfig",
+    "Example",
+    "NoiseOf",
+    "Phase",
+    "System",
+    "generator_noise",
+    "inputs_of",
 ]  # fmt: skip
 
 MAIN = "generator"
@@ -35,7 +44,7 @@ MAIN = "generator"
 class Example(NamedTuple):
     """One padded micro-batch: inputs, target and what may be counted."""
 
-    inputs: RivalInputs
+    inputs: BaselineInputs
     clear: Tensor
     """(B, C, H, W) in [-1, 1]."""
     weight: Tensor
@@ -55,13 +64,13 @@ class Phase(NamedTuple):
     """The loss of one optimiser; `terms` are detached scalars for the log."""
 
     name: str
-    """A key of `Rival.parameter_groups`."""
+    """A key of `Baseline.parameter_groups`."""
     loss: Tensor
     terms: Mapping[str, Tensor]
 
 
-class Rival(nn.Module, ABC):
-    """A rival system. Subclasses write `phases_of`, `clear_image`, and `forward` where it differs.
+class Baseline(nn.Module, ABC):
+    """A baseline system. Subclasses write `phases_of`, `clear_image`, and `forward` where it differs.
 
     `forward(inputs)` is one evaluation as the paper's complexity table counts it; `predict` is the whole answer.
     Nothing is drawn from a global generator outside of dropout layers: training noise comes from the generator handed
@@ -69,9 +78,9 @@ class Rival(nn.Module, ABC):
     """
 
     recordable = False
-    """Whether a training step may be recorded as a CUDA graph; `registry.build_rival` sets `System.recordable`."""
+    """Whether a training step may be recorded as a CUDA graph; `registry.build_baseline` sets `System.recordable`."""
 
-    def __init__(self, config: RivalConfig) -> None:
+    def __init__(self, config: BaselineConfig) -> None:
         super().__init__()
         self.config = config
 
@@ -86,13 +95,13 @@ class Rival(nn.Module, ABC):
         """
 
     @abstractmethod
-    def clear_image(self, inputs: RivalInputs, noise: NoiseOf, *, steps: int | None = None) -> Tensor:
+    def clear_image(self, inputs: BaselineInputs, noise: NoiseOf, *, steps: int | None = None) -> Tensor:
         """Return the clear image (B, C, H, W) in the model's range; sizes are multiples already.
 
         steps: for systems with a sampler; None = `config.steps`. Others never see anything but None.
         """
 
-    def forward(self, inputs: RivalInputs) -> Tensor:
+    def forward(self, inputs: BaselineInputs) -> Tensor:
         """Return the clear image of one evaluation (B, C, H, W)."""
         return self.clear_image(inputs, _no_noise)
 
@@ -138,7 +147,7 @@ class Rival(nn.Module, ABC):
         clear = reflect_pad(to_model_range(batch.clear[:, :count]), height, width)
         return Example(inputs, clear, nn.functional.pad(weight, pad))
 
-    def predict(self, inputs: RivalInputs, noise: NoiseOf, *, steps: int | None = None) -> Tensor:
+    def predict(self, inputs: BaselineInputs, noise: NoiseOf, *, steps: int | None = None) -> Tensor:
         """Return the clear image (B, C, H, W) in the model's range, any number of dates and any size.
 
         Sizes that the network cannot take are extended by reflection and cut again; a network of one fixed size sees
@@ -171,7 +180,7 @@ class Rival(nn.Module, ABC):
             return x
         return rearrange(x, "b ... (i h) (j w) -> (b i j) ... h w", h=size, w=size)
 
-    def _check(self, inputs: RivalInputs, steps: int | None) -> None:
+    def _check(self, inputs: BaselineInputs, steps: int | None) -> None:
         config = self.config
         if inputs.cloudy.ndim != 5 or inputs.cloudy.shape[2] != config.channels:
             raise ShapeError(
@@ -191,15 +200,15 @@ class Rival(nn.Module, ABC):
 
 @dataclass(frozen=True)
 class System:
-    """One rival: its name, its classes and the facts about it (BASELINES). One per file, called `SYSTEM`."""
+    """One baseline: its name, its classes and the facts about it (BASELINES). One per file, called `SYSTEM`."""
 
     name: str
     title: str
     """As the tables spell it."""
     year: int
-    config: type[RivalConfig]
-    network: Callable[[Any], Rival]
-    """The subclass of `Rival`, called with a config."""
+    config: type[BaselineConfig]
+    network: Callable[[Any], Baseline]
+    """The subclass of `Baseline`, called with a config."""
     paper_parameters: float | None
     """Millions, in the SADER paper's complexity table; None = not listed."""
     paper_gmacs: float | None

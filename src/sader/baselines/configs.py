@@ -1,4 +1,4 @@
-"""What every rival's config holds, and what its checkpoint needs to rebuild it. No network here."""
+"""What every baseline's config holds, and what its checkpoint needs to rebuild it. No network here."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from sader.errors import ConfigError
 
 
 @dataclass(frozen=True)
-class RivalConfig:
+class BaselineConfig:
     """What every system's config holds; a subclass adds its sizes. Fields need defaults and one-line docstrings."""
 
     bands: tuple[str, ...] = BANDS_RGBN
@@ -17,7 +17,7 @@ class RivalConfig:
     aux_bands: tuple[str, ...] = ()
     """Bands that only help, A of them, given for each date beside the others (NIR or SAR)."""
     dates: int | None = 3
-    """Dates the network is built for; None = any number. Others are chosen or repeated (`RivalInputs.arranged`)."""
+    """Dates the network is built for; None = any number. Others are chosen or repeated (`BaselineInputs.arranged`)."""
 
     def __post_init__(self) -> None:
         if not self.bands:
@@ -37,7 +37,7 @@ class RivalConfig:
 
     @property
     def multiple(self) -> int:
-        """Height and width must be multiples of this; `Rival` pads."""
+        """Height and width must be multiples of this; `Baseline` pads."""
         return 1
 
     @property
@@ -52,22 +52,22 @@ class RivalConfig:
 
     @property
     def composite(self) -> bool:
-        """No rival works about a composite: asked by what serves both families (`pipeline.py`)."""
+        """No baseline works about a composite: asked by what serves both families (`pipeline.py`)."""
         return False
 
     @property
     def error_head(self) -> bool:
-        """No rival states its own error to the pipeline: asked as `composite` is."""
+        """No baseline states its own error to the pipeline: asked as `composite` is."""
         return False
 
 
 @dataclass(frozen=True)
-class RivalModelConfig:
-    """Everything needed to rebuild a rival; stored inside its checkpoint. Beside `config.ModelConfig`, same shape."""
+class BaselineModelConfig:
+    """Everything needed to rebuild a baseline; stored in its checkpoint, as `config.ModelConfig` is for SADER."""
 
     system: str
-    """Name in `registry.RIVALS`."""
-    network: RivalConfig
+    """Name in `registry.BASELINES`."""
+    network: BaselineConfig
 
     @property
     def name(self) -> str:

@@ -1,4 +1,4 @@
-"""What a rival may look at: dates in the model's range, masked, and cut or repeated to the number it is built for."""
+"""Inputs of a baseline: dates in the model's range, masked, and cut or repeated to the number it is built for."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import torch
 from einops import rearrange
 from torch import Tensor
 
-from sader.baselines.configs import RivalConfig
+from sader.baselines.configs import BaselineConfig
 from sader.data.batch import SeriesBatch, to_model_range
 from sader.errors import BandError
 
@@ -20,7 +20,7 @@ noise, whatever was drawn before it, so that the tiles of a scene agree."""
 
 
 @dataclass(frozen=True)
-class RivalInputs:
+class BaselineInputs:
     """B series of T dates in the model's range, checked and masked: what a network may look at."""
 
     cloudy: Tensor
@@ -48,7 +48,7 @@ class RivalInputs:
         """(B, T * (C + A), H, W): the dates stacked as channels."""
         return rearrange(self.stacked, "b t c h w -> b (t c) h w")
 
-    def arranged(self, dates: int) -> RivalInputs:
+    def arranged(self, dates: int) -> BaselineInputs:
         """Return exactly `dates` dates: the reference first, then the clearest of the others in the given order.
 
         A network without a flag for the reference date knows it by its place. Too many dates: those with most clear
@@ -72,13 +72,13 @@ class RivalInputs:
         }
         return replace(self, **taken, reference=torch.where(self.reference >= 0, 0, -1))
 
-    def map_images(self, change: Callable[[Tensor], Tensor]) -> RivalInputs:
+    def map_images(self, change: Callable[[Tensor], Tensor]) -> BaselineInputs:
         """Return the inputs with `change` applied to everything that has pixels."""
         images: dict[str, Any] = {name: change(getattr(self, name)) for name in ("cloudy", "observed", "cloud")}
         return replace(self, **images, aux=None if self.aux is None else change(self.aux))
 
 
-def inputs_of(batch: SeriesBatch, config: RivalConfig) -> RivalInputs:
+def inputs_of(batch: SeriesBatch, config: BaselineConfig) -> BaselineInputs:
     """Return what a network of `config` may look at in a training batch, whose auxiliary bands follow the others."""
     count, wanted = config.channels, config.date_channels
     if batch.cloudy.shape[2] != wanted:
@@ -91,7 +91,7 @@ def inputs_of(batch: SeriesBatch, config: RivalConfig) -> RivalInputs:
     # What is missing is 0 to the network, the middle of the range; as reflectance 0 it would be black.
     dates = to_model_range(batch.cloudy).masked_fill(~use, 0.0)
     cloud = batch.cloud_mask.to(torch.float32)
-    return RivalInputs(
+    return BaselineInputs(
         cloudy=dates[:, :, :count],
         aux=dates[:, :, count:] if config.aux_bands else None,
         observed=observed,
@@ -102,7 +102,7 @@ def inputs_of(batch: SeriesBatch, config: RivalConfig) -> RivalInputs:
     )
 
 
-def generator_noise(inputs: RivalInputs, generator: torch.Generator) -> NoiseOf:
+def generator_noise(inputs: BaselineInputs, generator: torch.Generator) -> NoiseOf:
     """Return noise for a whole batch from one generator (validation and tests); tiles of a scene use a `NoiseField`.
 
     Draws are made when first asked for and remembered, so that the same draw gives the same noise.
@@ -127,7 +127,7 @@ def _taken(value: Tensor | None, index: Tensor) -> Tensor | None:
     return value.gather(1, wide)
 
 
-def in_blocks(inputs: RivalInputs, blocks: Callable[[Tensor], Tensor]) -> RivalInputs:
+def in_blocks(inputs: BaselineInputs, blocks: Callable[[Tensor], Tensor]) -> BaselineInputs:
     """Return the inputs with images cut by `blocks` and everything else repeated for each block of an image."""
     cut = inputs.map_images(blocks)
     times = len(cut.cloudy) // len(inputs.cloudy)

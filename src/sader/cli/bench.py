@@ -113,8 +113,8 @@ def measure(
 
 def _fitting(remover: CloudRemover, *, quick: bool) -> list[str]:
     installed = all(importlib.util.find_spec(name) is not None for name in ("onnx", "onnxruntime"))
-    exportable = remover.rival is None and remover.config.network.composite
-    if remover.device.type == "cuda" and remover.rival is None:
+    exportable = remover.baseline is None and remover.config.network.composite
+    if remover.device.type == "cuda" and remover.baseline is None:
         return ["torch", "quick"]
     return ["torch", "onnx"] if installed and exportable and remover.device.type == "cpu" and not quick else ["torch"]
 

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from sader.demo import DemoReport
-    from sader.evaluation.description import RivalInfo
+    from sader.evaluation.description import BaselineInfo
     from sader.evaluation.info import ModelEntry, ModelInfo
 
 app = typer.Typer(
@@ -124,7 +124,7 @@ def _print_demo(report: DemoReport, console: Console) -> None:
 @app.command()
 def info(
     model: Annotated[
-        str | None, typer.Argument(help="A preset, a rival system, shipped weights or a checkpoint file.")
+        str | None, typer.Argument(help="A preset, a baseline system, shipped weights or a checkpoint file.")
     ] = None,
     dates: Annotated[int, typer.Option(min=1, help="Dates T the cost is counted for.")] = 3,
     size: Annotated[int, typer.Option(min=1, help="Image height and width in pixels the cost is counted for.")] = 256,
@@ -162,13 +162,13 @@ def _print_models(entries: list[ModelEntry]) -> None:
     if not any(entry.trained for entry in entries):
         console.print("No trained weights are shipped yet.", style="yellow")
     console.print(
-        "weights: ready for sader remove. preset, rival: no weights; train them with sader train NAME.\n"
+        "weights: ready for sader remove. preset, baseline: no weights; train them with sader train NAME.\n"
         "More about one of them: sader info MODEL",
         highlight=False,
     )
 
 
-def _print_model(details: ModelInfo | RivalInfo) -> None:
+def _print_model(details: ModelInfo | BaselineInfo) -> None:
     from rich.console import Console
     from rich.table import Table
 

@@ -16,7 +16,7 @@ Quiet = Annotated[bool, typer.Option("--quiet", help="No progress bar.")]
 def train(
     run: Run,
     preset: Annotated[
-        str | None, typer.Argument(help="A preset, rival or YAML file; not needed to resume or tune.")
+        str | None, typer.Argument(help="A preset, baseline or YAML file; not needed to resume or tune.")
     ] = None,
     data: Annotated[list[str] | None, typer.Option(help="Shards to train on, files or folders; repeatable.")] = None,
     validation: Annotated[list[str] | None, typer.Option(help="Shards of other places to validate on.")] = None,

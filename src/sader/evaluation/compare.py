@@ -129,7 +129,7 @@ def run_compare(request: CompareRequest, progress: Progress | None = None) -> li
             if data.pictures:
                 for name in models:
                     files += write_panels(
-                        folder / "pictures", items, bench.rows, methods, shown=name, rival=summary.best_classical,
+                        folder / "pictures", items, bench.rows, methods, shown=name, baseline=summary.best_classical,
                         count=data.pictures,
                     )  # fmt: skip
         results.append(TaskComparison(task, title, bench, summary, comparisons, facts, files))

@@ -18,16 +18,16 @@ from typing import Any
 
 import torch
 
-from sader.baselines.baseline import RivalModelConfig
+from sader.baselines.baseline import BaselineModelConfig
 from sader.config import ModelConfig
 from sader.evaluation.complexity import count_parameters
-from sader.evaluation.description import rival_macs
+from sader.evaluation.description import baseline_macs
 from sader.evaluation.info import count_cost
 from sader.evaluation.methods import RemoverMethod
 from sader.evaluation.scoring import Method
 from sader.inference.inputs import parse_steps
 from sader.model.mtcdn import MTCDN
-from sader.models import AnyModelConfig, build_rival
+from sader.models import AnyModelConfig, build_baseline
 
 
 @dataclass(frozen=True)
@@ -62,16 +62,16 @@ def model_cost(
     config: AnyModelConfig, *, steps: int | str | None = None, guide: str | None = None, dates: int = 3, size: int = 256
 ) -> MethodCost:
     """Return the cost of a model at given sampling steps ("4+1"), its own where None."""
-    if isinstance(config, RivalModelConfig):
+    if isinstance(config, BaselineModelConfig):
         with torch.device("meta"):
-            rival = build_rival(config).eval()
-        evaluations = rival.evaluations
-        forward, sample = rival_macs(rival, dates=dates, size=size)
+            baseline = build_baseline(config).eval()
+        evaluations = baseline.evaluations
+        forward, sample = baseline_macs(baseline, dates=dates, size=size)
         if steps is not None and config.network.steps is not None:
             wanted = parse_steps(steps, config)[0]
             sample = round(sample * wanted / max(evaluations, 1))
             evaluations = wanted
-        return MethodCost(count_parameters(rival.counted), forward / 1e9, sample / 1e9, evaluations)
+        return MethodCost(count_parameters(baseline.counted), forward / 1e9, sample / 1e9, evaluations)
     assert isinstance(config, ModelConfig)
     own = config if guide is None else config.replace(sampling={"guide": guide})
     wanted, again = parse_steps(steps, own)

@@ -1,4 +1,4 @@
-"""What a rival costs and is: parameters, multiply-accumulates and where it comes from (`sader info pix2pix`).
+"""What a baseline costs and is: parameters, multiply-accumulates and where it comes from (`sader info pix2pix`).
 
 Counted without computing anything, as for SADER (`complexity.py`). The paper's own figures stand beside ours.
 """
@@ -11,20 +11,20 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from sader.baselines.baseline import Rival, RivalInputs, RivalModelConfig
+from sader.baselines.baseline import Baseline, BaselineInputs, BaselineModelConfig
 from sader.evaluation.complexity import count_macs, count_parameters, on_meta
-from sader.models import build_rival, get_system
+from sader.models import build_baseline, get_system
 
 
 @dataclass(frozen=True)
-class RivalInfo:
+class BaselineInfo:
     """Everything `sader info SYSTEM` prints."""
 
     name: str
     title: str
     """As tables spell it; "(sizes assumed)" where the facts do not fix the network."""
     kind: str
-    """"rival", or "weights" for a trained one."""
+    """"baseline", or "weights" for a trained one."""
     trained: bool
     year: int
     published: str
@@ -76,48 +76,48 @@ def _paper(value: float | None, unit: str) -> str:
     return "not in the paper's table" if value is None else f"paper {value:.2f} {unit}".strip()
 
 
-def describe_rival(
-    config: RivalModelConfig, *, dates: int = 3, size: int = 256, card: dict[str, Any] | None = None
-) -> RivalInfo:
+def describe_baseline(
+    config: BaselineModelConfig, *, dates: int = 3, size: int = 256, card: dict[str, Any] | None = None
+) -> BaselineInfo:
     """Return the description of a system; `card` is that of its trained weights. dates, size: the case counted."""
-    system, rival = get_system(config.system), _without_values(config)
-    forward, sample = rival_macs(rival, dates=dates, size=size)
-    return RivalInfo(
+    system, baseline = get_system(config.system), _without_values(config)
+    forward, sample = baseline_macs(baseline, dates=dates, size=size)
+    return BaselineInfo(
         name=system.name,
         title=system.label,
-        kind="rival" if card is None else "weights",
+        kind="baseline" if card is None else "weights",
         trained=card is not None,
         year=system.year,
         published=system.reference,
         bands=config.network.bands,
         aux_bands=config.network.aux_bands,
         sizes_assumed=system.assumed,
-        parameters=count_parameters(rival.counted),
-        parameters_training=count_parameters(rival),
+        parameters=count_parameters(baseline.counted),
+        parameters_training=count_parameters(baseline),
         paper_parameters=system.paper_parameters,
         paper_gmacs=system.paper_gmacs,
         dates=dates,
         size=size,
         gmacs_forward=forward / 1e9,
         gmacs_sample=sample / 1e9,
-        evaluations=rival.evaluations,
+        evaluations=baseline.evaluations,
         note=system.note,
         card=card or {},
     )
 
 
-def count_rival(config: RivalModelConfig) -> int:
+def count_baseline(config: BaselineModelConfig) -> int:
     """Return the parameters of what predicts."""
     return count_parameters(_without_values(config).counted)
 
 
-def rival_macs(rival: Rival, *, dates: int, size: int) -> tuple[int, int]:
+def baseline_macs(baseline: Baseline, *, dates: int, size: int) -> tuple[int, int]:
     """Return the multiply-accumulates of (one evaluation, one whole prediction) of an image (dates, C, size, size)."""
-    config = rival.config
-    height, width = rival.padded_size(size, size)
+    config = baseline.config
+    height, width = baseline.padded_size(size, size)
 
-    def inputs(rows: int, columns: int) -> RivalInputs:
-        return RivalInputs(
+    def inputs(rows: int, columns: int) -> BaselineInputs:
+        return BaselineInputs(
             cloudy=on_meta(1, dates, config.channels, rows, columns),
             aux=on_meta(1, dates, len(config.aux_bands), rows, columns) if config.aux_bands else None,
             observed=on_meta(1, dates, rows, columns, dtype=torch.bool),
@@ -128,13 +128,13 @@ def rival_macs(rival: Rival, *, dates: int, size: int) -> tuple[int, int]:
         )
 
     fixed = config.fixed_size or 0
-    once = count_macs(rival, inputs(fixed or height, fixed or width))["total"]
+    once = count_macs(baseline, inputs(fixed or height, fixed or width))["total"]
 
     def sampling(steps: int | None) -> int:
         def noise(draw: int, channels: int) -> Tensor:
             return on_meta(1, channels, size, size)
 
-        return count_macs(rival.predict, inputs(size, size), noise, steps=steps)["total"]
+        return count_macs(baseline.predict, inputs(size, size), noise, steps=steps)["total"]
 
     if config.steps is None or config.steps <= 3:
         return once, sampling(None)
@@ -143,7 +143,7 @@ def rival_macs(rival: Rival, *, dates: int, size: int) -> tuple[int, int]:
     return once, few + (config.steps - 2) * (more - few)
 
 
-def _without_values(config: RivalModelConfig) -> Rival:
+def _without_values(config: BaselineModelConfig) -> Baseline:
     """Return the network on the meta device: shapes only, in no time."""
     with torch.device("meta"):
-        return build_rival(config).eval()
+        return build_baseline(config).eval()

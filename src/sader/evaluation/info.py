@@ -13,15 +13,15 @@ from typing import Any
 
 import torch
 
-from sader.baselines.baseline import RivalModelConfig
+from sader.baselines.baseline import BaselineModelConfig
 from sader.checkpoint import find_checkpoint, read_header, shipped
 from sader.config import ModelConfig
 from sader.errors import ConfigError, did_you_mean
 from sader.evaluation.complexity import count_macs, count_parameters, on_meta
-from sader.evaluation.description import RivalInfo, count_rival, describe_rival
+from sader.evaluation.description import BaselineInfo, count_baseline, describe_baseline
 from sader.method.guides import LearnedGuide, make_guide
 from sader.model.mtcdn import MTCDN, Condition
-from sader.models import RIVALS, AnyModelConfig, model_from_dict, rival_config
+from sader.models import BASELINES, AnyModelConfig, baseline_config, model_from_dict
 from sader.presets import PRESETS, get_preset
 
 LICENCE = "Apache-2.0"
@@ -33,7 +33,7 @@ class ModelEntry:
 
     name: str
     kind: str
-    """"preset", "rival" or "weights"."""
+    """"preset", "baseline" or "weights"."""
     trained: bool
     bands: tuple[str, ...]
     aux_bands: tuple[str, ...]
@@ -115,32 +115,32 @@ def _plain(value: Any) -> str:
 
 
 def list_models() -> list[ModelEntry]:
-    """Return the shipped weights, which can be used at once, the presets and the rival systems."""
+    """Return the shipped weights, which can be used at once, the presets and the baseline systems."""
     entries = [_entry(name, "weights", _config(path, read_header(path))) for name, path in shipped().items()]
     entries += [_entry(name, "preset", get_preset(name)) for name in PRESETS]
-    return entries + [_entry(name, "rival", rival_config(name)) for name in RIVALS]
+    return entries + [_entry(name, "baseline", baseline_config(name)) for name in BASELINES]
 
 
-def describe(name: str, *, dates: int = 3, size: int = 256) -> ModelInfo | RivalInfo:
-    """Return the description of a preset, a rival system, shipped weights, a checkpoint file or a hub repository.
+def describe(name: str, *, dates: int = 3, size: int = 256) -> ModelInfo | BaselineInfo:
+    """Return the description of a preset, a baseline system, shipped weights, a checkpoint file or a hub repository.
 
     dates, size: the case the cost is counted for, 1 to about 12 dates and any number of pixels.
     """
     card: dict[str, Any] = {}
     config: AnyModelConfig
-    if name in RIVALS:
-        return describe_rival(rival_config(name), dates=dates, size=size)
+    if name in BASELINES:
+        return describe_baseline(baseline_config(name), dates=dates, size=size)
     if name in PRESETS:
         config, kind = get_preset(name), "preset"
     else:
-        known = [*PRESETS, *RIVALS, *shipped()]
+        known = [*PRESETS, *BASELINES, *shipped()]
         if name not in known and not Path(name).suffix and "/" not in name and not Path(name).is_file():
             raise ConfigError(f"unknown model {name!r}{did_you_mean(name, known)}")
         path = find_checkpoint(name)
         header = read_header(path)
         config, kind, card = _config(path, header), "weights", dict(header.get("card", {}))
-    if isinstance(config, RivalModelConfig):
-        return describe_rival(config, dates=dates, size=size, card=card)
+    if isinstance(config, BaselineModelConfig):
+        return describe_baseline(config, dates=dates, size=size, card=card)
     network = _without_values(config)
     how = {"steps": config.diffusion.steps, **asdict(config.sampling)}
     how |= {"sigma_max": config.diffusion.sigma_max, "sigma_min": config.diffusion.sigma_min}
@@ -216,7 +216,9 @@ def _entry(name: str, kind: str, config: AnyModelConfig) -> ModelEntry:
         bands=config.network.bands,
         aux_bands=config.network.aux_bands,
         parameters=(
-            count_rival(config) if isinstance(config, RivalModelConfig) else count_parameters(_without_values(config))
+            count_baseline(config)
+            if isinstance(config, BaselineModelConfig)
+            else count_parameters(_without_values(config))
         ),
     )
 

@@ -65,10 +65,10 @@ def write_panels(
     methods: Mapping[str, Method],
     *,
     shown: str,
-    rival: str | None = None,
+    baseline: str | None = None,
     count: int = 2,
 ) -> list[Path]:
-    """Write a picture of each best and worst case of the method `shown`: dates, mask, result, rival, truth, error."""
+    """Write a picture of the best and worst cases of `shown`: dates, mask, result, baseline, truth, error."""
     from sader.figures.picture import before_after, save_png
 
     folder = Path(folder)
@@ -90,9 +90,9 @@ def write_panels(
             result, spread = _with_spread(methods[shown], item)
             result = np.where(item.valid.any(0), result, np.nan)
             truth = np.where(item.scored | item.kept, item.clear, np.nan)
-            rivals = []
-            if rival is not None and rival != shown and rival in methods:
-                rivals = [(f"{rival} {values[name, rival]['psnr']:.2f} dB", methods[rival](item))]
+            baselines = []
+            if baseline is not None and baseline != shown and baseline in methods:
+                baselines = [(f"{baseline} {values[name, baseline]['psnr']:.2f} dB", methods[baseline](item))]
             figure = before_after(
                 np.where(item.valid[:, None], item.cloudy, np.nan),
                 result,
@@ -101,7 +101,7 @@ def write_panels(
                 cloud_mask=item.cloud_mask,
                 reference=item.reference,
                 days=item.days,
-                rivals=rivals,
+                baselines=baselines,
                 spread=spread,
                 title=f"{shown}: {name}, {values[name, shown]['psnr']:.2f} dB on the scored pixels",
             )

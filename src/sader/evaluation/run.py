@@ -128,7 +128,7 @@ def run_evaluation(request: EvaluationRequest, progress: Progress | None = None)
             if request.pictures:
                 files += write_panels(
                     Path(request.out) / "pictures", items, rows, methods,
-                    shown=_label(name, request), rival=summary.best_classical, count=request.pictures,
+                    shown=_label(name, request), baseline=summary.best_classical, count=request.pictures,
                 )  # fmt: skip
     return EvaluationResult(rows, summary, facts, files)
 

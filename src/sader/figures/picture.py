@@ -177,14 +177,14 @@ def before_after(
     cloud_mask: NDArray[np.bool_] | None = None,
     reference: int | None = None,
     days: Sequence[float] | None = None,
-    rivals: Sequence[tuple[str, NDArray[np.floating]]] = (),
+    baselines: Sequence[tuple[str, NDArray[np.floating]]] = (),
     spread: NDArray[np.floating] | None = None,
     title: str | None = None,
     note: str | None = None,
 ) -> Image.Image:
-    """Return the figure: the dates (and the reference's mask) above; the result, its rivals, truth and error below.
+    """Return the figure: the dates (and the reference's mask) above; the result, its baselines, truth and error below.
 
-    cloudy (T, C, H, W); result and truth (C, H, W); cloud_mask (T, H, W), True = cloud or shadow; rivals are
+    cloudy (T, C, H, W); result and truth (C, H, W); cloud_mask (T, H, W), True = cloud or shadow; baselines are
     (caption, image) pairs; spread (C, H, W) is the error that was expected. The reference date is framed.
     """
     if cloudy.ndim != 4 or cloudy.shape[1:] != result.shape:
@@ -206,7 +206,7 @@ def before_after(
     if cloud_mask is not None and reference is not None:
         above.append(Panel(mask_picture(cloud_mask[reference]), "its cloud and shadow (white)"))
     below = [Panel(shown(result), "result")]
-    below += [Panel(shown(image), caption) for caption, image in rivals]
+    below += [Panel(shown(image), caption) for caption, image in baselines]
     if truth is not None:
         below.append(Panel(shown(truth), "truth"))
         below.append(Panel(error_picture(result, truth, bands=bands), "error of the result (yellow: 0.05)"))

@@ -11,7 +11,7 @@ import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from sader.baselines.baseline import RivalConfig
+from sader.baselines.baseline import BaselineConfig
 from sader.errors import BandError, ConfigError, DataError, require
 from sader.geo.read.raster import crs_text, grid_of, opened, reading
 from sader.geo.scene.overview import find_apart
@@ -23,7 +23,7 @@ Notice = Callable[[str], None]
 
 def build_stack(
     sources: Sequence[DateSource],
-    network: MTCDNConfig | RivalConfig,
+    network: MTCDNConfig | BaselineConfig,
     *,
     bands: Sequence[str] | None = None,
     grid: str | Path | Grid | None = None,
@@ -78,7 +78,7 @@ def build_stack(
 
 
 def common_bands(
-    sources: Sequence[DateSource], network: MTCDNConfig | RivalConfig, bands: Sequence[str] | None, said: Notice
+    sources: Sequence[DateSource], network: MTCDNConfig | BaselineConfig, bands: Sequence[str] | None, said: Notice
 ) -> tuple[str, ...]:
     """Return the bands to work on, in the first date's order; warn about each that is left out."""
     first = sources[0]

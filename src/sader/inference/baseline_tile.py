@@ -1,4 +1,4 @@
-"""A rival behind `CloudRemover`: tiles of a scene in, images out. Tiles, masks and what is kept are the pipeline's."""
+"""A baseline behind `CloudRemover`: tiles of a scene in, images out."""
 
 from __future__ import annotations
 
@@ -7,27 +7,27 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from sader.baselines.baseline import NoiseOf, Rival, RivalInputs
+from sader.baselines.baseline import Baseline, BaselineInputs, NoiseOf
 from sader.data.batch import to_model_range
 from sader.errors import ConfigError
 from sader.inference.noise import NoiseField
 from sader.inference.tiling import Window
 
 
-def check_rival_steps(rival: Rival, steps: int | str | None, resamplings: int) -> None:
-    """Refuse, before any work, steps that a rival cannot take."""
+def check_baseline_steps(baseline: Baseline, steps: int | str | None, resamplings: int) -> None:
+    """Refuse, before any work, steps that a baseline cannot take."""
     if steps is None:
         return
-    if rival.config.steps is None:
+    if baseline.config.steps is None:
         raise ConfigError(f"steps is {steps!r}, but this model answers in one pass and takes no steps; leave it out.")
     if resamplings:
         raise ConfigError(
-            f"steps is {steps!r}; only SADER resamples. Give a plain number, such as {rival.config.steps}."
+            f"steps is {steps!r}; only SADER resamples. Give a plain number, such as {baseline.config.steps}."
         )
 
 
-def rival_images(
-    rival: Rival,
+def baseline_images(
+    baseline: Baseline,
     windows: Sequence[Window],
     *,
     cloudy: Tensor,
@@ -44,7 +44,7 @@ def rival_images(
     windows: where the tiles lie in the scene, for the noise. Everything else is as in `inputs.PreparedSeries`, with the
     tiles along the batch axis and reflectance in [0, 1] (0.5 where nothing is known).
     """
-    inputs = RivalInputs(
+    inputs = BaselineInputs(
         cloudy=to_model_range(cloudy),
         aux=None if aux is None else to_model_range(aux),
         observed=valid,
@@ -54,8 +54,8 @@ def rival_images(
         reference=reference,
         days=days,
     )
-    taken = None if rival.config.steps is None else steps
-    return [rival.predict(inputs, scene_noise(windows, seed, cloudy.device), steps=taken) for seed in seeds]
+    taken = None if baseline.config.steps is None else steps
+    return [baseline.predict(inputs, scene_noise(windows, seed, cloudy.device), steps=taken) for seed in seeds]
 
 
 def scene_noise(windows: Sequence[Window], seed: int, device: torch.device) -> NoiseOf:

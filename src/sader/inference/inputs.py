@@ -13,7 +13,7 @@ import torch
 from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
 
-from sader.baselines.baseline import RivalConfig
+from sader.baselines.baseline import BaselineConfig
 from sader.errors import BandError, ConfigError, ShapeError, ValueRangeError
 from sader.inference.tiling import Window
 from sader.model.blocks import reflect_pad
@@ -86,7 +86,7 @@ def parse_steps(steps: int | str | None, config: AnyModelConfig) -> tuple[int, i
 
 
 def prepare_series(
-    network: MTCDNConfig | RivalConfig,
+    network: MTCDNConfig | BaselineConfig,
     cloudy: ArrayLike,
     *,
     reference: int | None,
@@ -145,7 +145,7 @@ def _number_array(values: ArrayLike, name: str) -> NDArray[np.float32]:
     return array.astype(np.float32, copy=False)
 
 
-def _band_positions(network: MTCDNConfig | RivalConfig, count: int, bands: Sequence[str] | None) -> tuple[int, ...]:
+def _band_positions(network: MTCDNConfig | BaselineConfig, count: int, bands: Sequence[str] | None) -> tuple[int, ...]:
     wanted = network.bands
     if bands is None:
         if count != len(wanted):
@@ -255,7 +255,7 @@ def _days(days: Sequence[float] | None, dates: int) -> Tensor | None:
 
 
 def _aux(
-    aux: ArrayLike | None, network: MTCDNConfig | RivalConfig, shape: tuple[int, ...], seen: NDArray[np.bool_]
+    aux: ArrayLike | None, network: MTCDNConfig | BaselineConfig, shape: tuple[int, ...], seen: NDArray[np.bool_]
 ) -> Tensor | None:
     if aux is None:
         return None

@@ -15,11 +15,11 @@ import numpy as np
 import torch
 from numpy.typing import ArrayLike, NDArray
 
-from sader.baselines.baseline import Rival
+from sader.baselines.baseline import Baseline
 from sader.checkpoint import Checkpoint, build_model, find_checkpoint, load_checkpoint
 from sader.data.batch import to_model_range
 from sader.errors import ConfigError, ShapeError
-from sader.inference.baseline_tile import check_rival_steps
+from sader.inference.baseline_tile import check_baseline_steps
 from sader.inference.inputs import PreparedSeries, parse_steps, prepare_series
 from sader.inference.options import Removal, RemoverOptions
 from sader.inference.scene_match import SceneMatch, decimation, look_factor
@@ -61,9 +61,9 @@ class CloudRemover(TileWork):
         return cls(Checkpoint(model, config, {"trained": False}), **kwargs)
 
     @property
-    def model(self) -> Denoiser | Rival:
-        """The network with all its weights, SADER's own or a rival's."""
-        return self.denoiser if self.rival is None else self.rival
+    def model(self) -> Denoiser | Baseline:
+        """The network with all its weights, SADER's own or a baseline's."""
+        return self.denoiser if self.baseline is None else self.baseline
 
     def __call__(
         self,
@@ -370,8 +370,8 @@ class CloudRemover(TileWork):
         if seed < 0:
             raise ConfigError(f"seed is {seed}; expected a whole number from 0 on.")
         count, resamplings = parse_steps(steps, self.config)
-        if self.rival is not None:
-            check_rival_steps(self.rival, steps, resamplings)
+        if self.baseline is not None:
+            check_baseline_steps(self.baseline, steps, resamplings)
         return count, resamplings
 
     def _check_reference(self, series: PreparedSeries) -> None:

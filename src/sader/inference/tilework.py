@@ -16,12 +16,12 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from sader.bands import BANDS_RGBN
-from sader.baselines.baseline import Rival
+from sader.baselines.baseline import Baseline
 from sader.checkpoint import Checkpoint, shipped_guide
 from sader.config import ModelConfig, SamplingConfig
 from sader.data.batch import to_model_range, to_reflectance
 from sader.errors import ConfigError
-from sader.inference.baseline_tile import rival_images
+from sader.inference.baseline_tile import baseline_images
 from sader.inference.inputs import PreparedSeries
 from sader.inference.masks import four_bands, load_finder, sees_too_little
 from sader.inference.noise import NoiseField, sample_seeds
@@ -56,10 +56,10 @@ class TileWork:
         self.card = checkpoint.card
         self.options = options or RemoverOptions()
         model = checkpoint.model.to(self.device).eval()
-        self.rival: Rival | None = None
+        self.baseline: Baseline | None = None
         """The network where it is not SADER's own; `denoiser` and `network` are SADER's and then not there."""
-        if isinstance(model, Rival):
-            self.rival = model
+        if isinstance(model, Baseline):
+            self.baseline = model
             if (size := model.config.fixed_size) is not None:  # not the caller's to choose
                 self.options = replace(self.options, tile=size, overlap=min(self.options.overlap, size // 2))
         else:
@@ -69,7 +69,7 @@ class TileWork:
     @property
     def has_cloud_head(self) -> bool:
         """Whether the model can find clouds by itself."""
-        return self.rival is None and self.network.cloud_head is not None
+        return self.baseline is None and self.network.cloud_head is not None
 
     @property
     def states_error(self) -> bool:
@@ -101,10 +101,10 @@ class TileWork:
             return torch.cat([getattr(tile, name) for tile in padded]).to(self.device)
 
         reference = joined("reference")
-        if self.rival is not None:
+        if self.baseline is not None:
             with torch.inference_mode():
-                answers = rival_images(
-                    self.rival, places, cloudy=joined("cloudy"), valid=joined("valid"), cloud=joined("cloud"),
+                answers = baseline_images(
+                    self.baseline, places, cloudy=joined("cloudy"), valid=joined("valid"), cloud=joined("cloud"),
                     reference=reference, days=None if first.days is None else joined("days"),
                     aux=None if first.aux is None else joined("aux"), steps=steps,
                     seeds=sample_seeds(seed, samples),
@@ -257,7 +257,7 @@ class TileWork:
     @cached_property
     def _quick(self) -> QuickTiles | None:
         """The tiles of a network with composite by the short cuts of `accelerate`; None where they are not wanted."""
-        if self.options.backend != "quick" or self.rival is not None or not self.config.network.composite:
+        if self.options.backend != "quick" or self.baseline is not None or not self.config.network.composite:
             return None
         from sader.inference.quicktiles import QuickTiles
 
@@ -270,7 +270,7 @@ class TileWork:
     @cached_property
     def _quick_sampler(self) -> FastSampler | None:
         """The paper's networks by the short cuts of `sader.inference.accelerate`; None where they are not wanted."""
-        if self.options.backend != "quick" or self.rival is not None or self.config.network.composite:
+        if self.options.backend != "quick" or self.baseline is not None or self.config.network.composite:
             return None
         from sader.inference.accelerate import FastSampler
 
@@ -292,7 +292,7 @@ class TileWork:
 
         if self.device.type != "cpu":
             raise ConfigError(f"backend onnx computes on the CPU, but the device is {self.device}. Use device='cpu'.")
-        if self.rival is not None:
+        if self.baseline is not None:
             raise ConfigError(f"backend onnx runs SADER's own networks, not {self.config.name}. Use backend torch.")
         own = Checkpoint(self.denoiser, self.config, self.card)
         return OnnxTiles(own, threshold=self.options.cloud_threshold, growth=self.options.mask_growth)
@@ -372,7 +372,7 @@ class TileWork:
 
     def noise_field(self, seed: int, steps: int) -> NoiseField:
         """Return the noise of a sample; balanced where one step makes the image from a composite."""
-        return NoiseField(seed, balanced=steps == 1 and self.rival is None and self.config.network.composite)
+        return NoiseField(seed, balanced=steps == 1 and self.baseline is None and self.config.network.composite)
 
     def _noise(self, shape: Sequence[int], windows: Sequence[Window], seed: int, steps: int) -> NoiseSource:
         """Return the source of noise (tiles, S, C, h, w) at the places of the tiles."""

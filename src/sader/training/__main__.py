@@ -16,7 +16,9 @@ from sader.errors import SaderError
 
 def _train_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m sader.training", description="Train a network (or: guide ...).")
-    parser.add_argument("preset", nargs="?", help="preset, rival system or YAML file; left out with --resume or --init")
+    parser.add_argument(
+        "preset", nargs="?", help="preset, baseline system or YAML file; left out with --resume or --init"
+    )
     parser.add_argument("--data", nargs="+", default=[], help="shards to train on, files or folders")
     parser.add_argument("--validation", nargs="+", default=[], help="shards of other places to validate on")
     parser.add_argument("--run", type=Path, required=True, help="folder of the run")

@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 import yaml
 
-from sader.baselines.baseline import RivalModelConfig
+from sader.baselines.baseline import BaselineModelConfig
 from sader.config import ModelConfig, merge, parse_override, to_dict
 from sader.data.plan import MakerSettings
 from sader.errors import ConfigError, TrainingError
@@ -36,7 +36,7 @@ class TrainConfig:
     crop: int = 128
     """Pixels along a side of a crop."""
     optimizer: Literal["muon", "adam", "adamw"] = "muon"
-    """"muon": Muon for hidden matrices and AdamW for the rest (SADER); "adam" and "adamw" for everything (rivals)."""
+    """"muon": Muon for hidden matrices, AdamW for the rest (SADER); "adam", "adamw" for everything (baselines)."""
     muon_lr: float = 1e-3
     """Peak rate of hidden matrices; 1e-3 Sen2_MTC_New, 1e-4 SEN12MS-CR-TS."""
     adam_lr: float = 3e-4
@@ -129,13 +129,13 @@ FREE_KEYS = frozenset(
 
 
 def resolve(base: str | Path | AnyModelConfig, overrides: Iterable[str] = ()) -> RunConfig:
-    """Return the run config of a preset or rival system, or of a YAML file with `base:`, with overrides on top.
+    """Return the run config of a preset or baseline system, or of a YAML file with `base:`, with overrides on top.
 
     A YAML file holds `base: NAME` (optional) and any of model, train, objective, data with the changed keys. Overrides
     are written "a.b=value".
     """
     changes: dict[str, Any] = {}
-    if isinstance(base, ModelConfig | RivalModelConfig):
+    if isinstance(base, ModelConfig | BaselineModelConfig):
         model = base
     elif str(base).endswith((".yaml", ".yml")):
         changes = read_yaml(Path(base))
@@ -148,8 +148,8 @@ def resolve(base: str | Path | AnyModelConfig, overrides: Iterable[str] = ()) ->
 
 
 def recipe(model: AnyModelConfig) -> TrainConfig:
-    """Return how a model is trained unless told otherwise: a rival brings its published settings."""
-    return TrainConfig(**get_system(model.system).train) if isinstance(model, RivalModelConfig) else TrainConfig()
+    """Return how a model is trained unless told otherwise: a baseline brings its published settings."""
+    return TrainConfig(**get_system(model.system).train) if isinstance(model, BaselineModelConfig) else TrainConfig()
 
 
 def load_run_config(path: Path) -> RunConfig:

@@ -1,7 +1,7 @@
 """`TrainingModule`: one training step, readable top to bottom (METHOD 7). One step moves every optimiser once.
 
 A step has phases, one for each set of parameters that is moved on a loss of its own: SADER has one, an adversarial
-rival two (`baselines.protocol`). The loss of a phase is evaluated after the phases before it have moved.
+baseline two (`baselines.protocol`). The loss of a phase is evaluated after the phases before it have moved.
 
 Every random number follows from (seed, micro-batch number), so a step depends on the weights before it and on nothing
 else: not on what ran before, nor in how many processes. Files, folders and devices are `run.py`'s business.
@@ -20,7 +20,7 @@ import torch.distributed
 from pytorch_lightning import LightningModule
 from torch import Tensor, nn
 
-from sader.baselines.baseline import MAIN, Phase, Rival
+from sader.baselines.baseline import MAIN, Baseline, Phase
 from sader.data.batch import SeriesBatch, keyed_generator
 from sader.errors import ConfigError, TrainingError
 from sader.training.config import TrainConfig
@@ -39,7 +39,7 @@ from sader.training.optim import (
 class LossOf(Protocol):
     """What a step minimises: `objective.Objective` for a denoiser, `guide.GuideObjective` for a guide.
 
-    A rival brings its own losses, phase by phase; its objective (`objective.RivalObjective`) serves validation alone.
+    A baseline has its own losses, phase by phase; `objective.BaselineObjective` is used in validation only.
     """
 
     def __call__(
@@ -51,7 +51,7 @@ AfterStep = Callable[["TrainingModule", int, bool], None]
 
 
 class TrainingModule(LightningModule):
-    """Trains a denoiser (or a guide, or a rival system); holds all that a checkpoint must hold.
+    """Trains a denoiser (or a guide, or a baseline system); holds all that a checkpoint must hold.
 
     outer: first and last layers, which Muon leaves to AdamW (`optim.split_parameters`).
     make_maker: called with the device once it is known; gives the batches.
@@ -154,7 +154,7 @@ class TrainingModule(LightningModule):
 
     def _losses(self, batch: SeriesBatch, generator: torch.Generator) -> Generator[Phase]:
         """Yield the loss of each phase; a denoiser or a guide has one."""
-        if isinstance(self.denoiser, Rival):
+        if isinstance(self.denoiser, Baseline):
             yield from self.denoiser.losses(batch, generator)
         else:
             yield Phase(MAIN, *self.objective(self.denoiser, batch, generator))
@@ -184,7 +184,7 @@ class TrainingModule(LightningModule):
         """Whether steps are replayed as a CUDA graph: one GPU, one micro-batch a step, nothing compiled, no dropout."""
         config = self.config
         alone = config.devices == 1 and config.accumulate == 1 and not config.compile
-        if isinstance(self.denoiser, Rival) and not self.denoiser.recordable:
+        if isinstance(self.denoiser, Baseline) and not self.denoiser.recordable:
             return False
         return config.record and alone and not self._drops and self.device.type == "cuda"
 
@@ -268,7 +268,7 @@ class TrainingModule(LightningModule):
     def configure_optimizers(self) -> list[torch.optim.Optimizer]:
         config, network = self.config, self.denoiser
         if config.optimizer == "muon":
-            if isinstance(network, Rival):
+            if isinstance(network, Baseline):
                 raise ConfigError("train.optimizer is muon, which is for SADER's own networks; use adam or adamw.")
             made = make_optimizers(
                 network,
@@ -283,7 +283,7 @@ class TrainingModule(LightningModule):
         else:
             own = {MAIN: [p for p in network.parameters() if p.requires_grad]}
             self._phases = make_phase_optimizers(
-                network.parameter_groups() if isinstance(network, Rival) else own,
+                network.parameter_groups() if isinstance(network, Baseline) else own,
                 lr=config.adam_lr,
                 betas=config.betas,
                 weight_decay=config.weight_decay,
@@ -316,7 +316,7 @@ class TrainingModule(LightningModule):
             "model": self.denoiser.state_dict(),
             "ema": self.ema.state_dict(),
             "optimizers": [optimizer.state_dict() for optimizer in self._optimizers],
-            "memory": self.denoiser.memory() if isinstance(self.denoiser, Rival) else {},
+            "memory": self.denoiser.memory() if isinstance(self.denoiser, Baseline) else {},
         }
 
     def restore(self, state: dict[str, Any]) -> None:
@@ -327,7 +327,7 @@ class TrainingModule(LightningModule):
     def _restore(self, state: dict[str, Any]) -> None:
         self.denoiser.load_state_dict(state["model"], strict=True)
         self.ema.load_state_dict(state["ema"])
-        if isinstance(self.denoiser, Rival):
+        if isinstance(self.denoiser, Baseline):
             self.denoiser.remember(state["memory"])
         for optimizer, saved in zip(self._optimizers, state["optimizers"], strict=True):
             # The saved options would bring learning rates in host memory, which a recorded step cannot read.

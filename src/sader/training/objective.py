@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from sader.bands import rgb_indices
-from sader.baselines.baseline import MAIN, Rival
+from sader.baselines.baseline import MAIN, Baseline
 from sader.data.batch import SeriesBatch, to_model_range
 from sader.method.diffusion import Denoiser
 from sader.method.losses import CloudAwareLoss, CloudAwareLossConfig
@@ -70,17 +70,17 @@ def spatial_error(prediction: Tensor, target: Tensor, weight: Tensor, *, gradien
     return loss
 
 
-class RivalObjective:
-    """The loss of a rival's main network, as validation asks for it; training takes the phases one by one."""
+class BaselineObjective:
+    """The loss of a baseline's main network, as validation asks for it; training takes the phases one by one."""
 
     def __call__(
-        self, rival: Rival, batch: SeriesBatch, generator: torch.Generator
+        self, baseline: Baseline, batch: SeriesBatch, generator: torch.Generator
     ) -> tuple[Tensor, dict[str, Tensor]]:
         """Return (loss, terms) of the phase called "generator"."""
-        for phase in rival.losses(batch, generator):
+        for phase in baseline.losses(batch, generator):
             if phase.name == MAIN:
                 return phase.loss, dict(phase.terms)
-        raise AssertionError(f"{type(rival).__name__} has no phase {MAIN}")
+        raise AssertionError(f"{type(baseline).__name__} has no phase {MAIN}")
 
 
 class Objective:

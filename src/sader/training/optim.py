@@ -159,7 +159,7 @@ def make_phase_optimizers(
     decoupled: bool = False,
     recorded: bool = False,
 ) -> dict[str, list[torch.optim.Optimizer]]:
-    """Return one Adam (AdamW where `decoupled`) for the parameters of each phase of a rival's training."""
+    """Return one Adam (AdamW where `decoupled`) for the parameters of each phase of a baseline's training."""
     return {
         phase: _scheduled(
             [make_adam(parameters, lr, betas=betas, weight_decay=weight_decay, decoupled=decoupled, recorded=recorded)],

@@ -20,7 +20,7 @@ from pytorch_lightning.strategies import DDPStrategy
 from pytorch_lightning.utilities.rank_zero import rank_zero_only
 from torch.utils.data import DataLoader
 
-from sader.baselines.baseline import Rival
+from sader.baselines.baseline import Baseline
 from sader.checkpoint import build_model, find_checkpoint, load_checkpoint, save_checkpoint, write_atomically
 from sader.config import to_dict
 from sader.data.bank import SeriesBank, SeriesMaker
@@ -32,7 +32,7 @@ from sader.training.config import RunConfig, TrainConfig, differing_keys, load_r
 from sader.training.feed import Maker
 from sader.training.log import Bar, CsvLog
 from sader.training.module import LossOf, TrainingModule
-from sader.training.objective import Objective, RivalObjective
+from sader.training.objective import BaselineObjective, Objective
 from sader.training.state import drop_partial_files, load_state, save_state
 from sader.training.validation import VALIDATION_SEED, save_panel, scores
 
@@ -80,7 +80,7 @@ def run_module(module: TrainingModule, run_dir: Path, *, device: str, resume: bo
         return
     config, start = module.config, module.steps_done
     if device == "cuda":
-        _quick_arithmetic(search=not isinstance(module.denoiser, Rival))
+        _quick_arithmetic(search=not isinstance(module.denoiser, Baseline))
     trainer = _trainer(config, run_dir, device, start=start, main=is_main_process(), progress=progress)
     with warnings.catch_warnings():
         # Steps are numbers, not files: there is nothing for workers to load. We log by ourselves.
@@ -142,7 +142,7 @@ def prepare_folder(config: Any, run_dir: Path, *, resume: bool, load: Callable[[
     write_atomically(saved, save_run_config(config))
 
 
-def _first_model(config: RunConfig) -> Denoiser | Rival:
+def _first_model(config: RunConfig) -> Denoiser | Baseline:
     """Return the model of step 0: random from the seed, or the weights of train.init."""
     torch.manual_seed(config.train.seed)
     model = build_model(config.model)
@@ -151,7 +151,7 @@ def _first_model(config: RunConfig) -> Denoiser | Rival:
     return model.train()
 
 
-def _start_from(model: Denoiser | Rival, config: RunConfig) -> None:
+def _start_from(model: Denoiser | Baseline, config: RunConfig) -> None:
     """Put the weights of train.init into the model; with train.init_anew, what they lack stays random."""
     init = config.train.init
     assert init is not None
@@ -171,9 +171,9 @@ def _start_from(model: Denoiser | Rival, config: RunConfig) -> None:
     model.load_state_dict(taken, strict=True)
 
 
-def _compile(model: Denoiser | Rival) -> None:
+def _compile(model: Denoiser | Baseline) -> None:
     # In place, so that names in the state dict stay; the parts whose batch shapes never change.
-    if isinstance(model, Rival):
+    if isinstance(model, Baseline):
         for part in model.children():
             part.compile()
         return
@@ -194,7 +194,7 @@ class _GradientSumStrategy(DDPStrategy):
 def _quick_arithmetic(*, search: bool) -> None:
     """Let a GPU use TF32 and, with `search`, try out which convolution is the fastest for each shape.
 
-    Not for rivals: for DiffCR's depthwise layers the search took 30 s on an H200, for a step of 0.08 s.
+    Not for baselines: for DiffCR's depthwise layers the search took 30 s on an H200, for a step of 0.08 s.
     """
     torch.backends.cuda.matmul.allow_tf32 = True
     torch.backends.cudnn.allow_tf32 = True
@@ -237,10 +237,10 @@ def _trainer(config: TrainConfig, run_dir: Path, device: str, *, start: int, mai
 class _Run:
     """What happens around the steps: data at the start, checkpoints, validation and the export."""
 
-    def __init__(self, config: RunConfig, run_dir: Path, denoiser: Denoiser | Rival, *, main: bool) -> None:
+    def __init__(self, config: RunConfig, run_dir: Path, denoiser: Denoiser | Baseline, *, main: bool) -> None:
         self.config, self.run_dir, self.main = config, run_dir, main
         self.denoiser = denoiser
-        self.objective: LossOf = RivalObjective() if isinstance(denoiser, Rival) else Objective(config.objective)
+        self.objective: LossOf = BaselineObjective() if isinstance(denoiser, Baseline) else Objective(config.objective)
         self.sources: dict[str, int] = {}
         self.parent = {} if config.train.init is None else parent_card(config.train.init)
         self.validation: Maker | None = None
@@ -297,7 +297,7 @@ class _Run:
         """Write the averaged weights with their card as model.safetensors."""
         train = self.config.train
         card = make_card(module, self.sources) | self.parent
-        if not isinstance(self.denoiser, Rival):  # a rival's losses are its own
+        if not isinstance(self.denoiser, Baseline):  # a baseline's losses are its own
             card |= {"objective": to_dict(self.config.objective)}
         with module.ema.applied():
             save_checkpoint(

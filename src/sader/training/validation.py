@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from sader.baselines.baseline import Rival, generator_noise, inputs_of
+from sader.baselines.baseline import Baseline, generator_noise, inputs_of
 from sader.data.batch import SeriesBatch, keyed_generator, to_model_range, to_reflectance
 from sader.method.diffusion import Denoiser
 from sader.method.sampling import karras_sigmas, sample
@@ -31,12 +31,12 @@ class Prediction(NamedTuple):
 
 
 @torch.no_grad()
-def predict(denoiser: Denoiser | Rival, batch: SeriesBatch, *, generator: torch.Generator) -> Prediction:
+def predict(denoiser: Denoiser | Baseline, batch: SeriesBatch, *, generator: torch.Generator) -> Prediction:
     """Return what the model makes of the batch with true masks: its composite, and one or the default number of steps.
 
     About a composite one step is taken, the answer of the regression.
     """
-    if isinstance(denoiser, Rival):
+    if isinstance(denoiser, Baseline):
         inputs = inputs_of(batch, denoiser.config)
         answer = denoiser.predict(inputs, generator_noise(inputs, generator))
         return Prediction(None, to_reflectance(answer).clamp(0, 1))
@@ -80,7 +80,7 @@ def _generator(device: torch.device, number: int) -> torch.Generator:
 
 @torch.no_grad()
 def scores(
-    denoiser: Denoiser | Rival,
+    denoiser: Denoiser | Baseline,
     objective: LossOf,
     maker: Maker,
     *,
@@ -93,7 +93,7 @@ def scores(
     PSNR counts scored pixels that the reference date hides; all scored pixels in a series without reference.
     """
     losses, sums = [], torch.zeros(3, dtype=torch.float64, device=device)
-    network = denoiser if isinstance(denoiser, Rival) else _network(denoiser)
+    network = denoiser if isinstance(denoiser, Baseline) else _network(denoiser)
     bands = len(network.config.bands)
     for number in range(batches):
         batch = maker.batch(VALIDATION_SEED + number, *shape)
@@ -117,7 +117,7 @@ def scores(
 
 
 def save_panel(
-    path: Path, denoiser: Denoiser | Rival, config: AnyModelConfig, batch: SeriesBatch, *, title: str
+    path: Path, denoiser: Denoiser | Baseline, config: AnyModelConfig, batch: SeriesBatch, *, title: str
 ) -> bool:
     """Write a PNG with one row per series: dates, composite, result, target. False where Pillow is not installed."""
     try:

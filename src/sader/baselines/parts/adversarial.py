@@ -16,7 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from sader.baselines.baseline import MAIN, Example, NoiseOf, Phase, Rival, RivalInputs
+from sader.baselines.baseline import MAIN, Baseline, BaselineInputs, Example, NoiseOf, Phase
 from sader.errors import ConfigError, ShapeError
 
 GanLoss = Literal["vanilla", "lsgan"]
@@ -116,7 +116,7 @@ def discriminator_loss(
     return (on_real + on_fake) / 2, {"judged_real": on_real.detach(), "judged_fake": on_fake.detach()}
 
 
-class ConditionalGan(Rival):
+class ConditionalGan(Baseline):
     """A generator from cloudy dates to a clear image, judged by a discriminator that sees the dates as well.
 
     Subclasses make `generator` and `discriminator` and write `generated`. Loss: the adversarial term plus `l1_weight`
@@ -129,14 +129,14 @@ class ConditionalGan(Rival):
     l1_weight: float = 100.0
 
     @abstractmethod
-    def generated(self, inputs: RivalInputs) -> Tensor:
+    def generated(self, inputs: BaselineInputs) -> Tensor:
         """Return the clear image (B, C, H, W) of inputs with the network's number of dates."""
 
-    def judged(self, inputs: RivalInputs, image: Tensor) -> Tensor:
+    def judged(self, inputs: BaselineInputs, image: Tensor) -> Tensor:
         """Return the discriminator's map for an image beside its dates."""
         return self.discriminator(torch.cat([inputs.joined, image], dim=1))
 
-    def arranged(self, inputs: RivalInputs) -> RivalInputs:
+    def arranged(self, inputs: BaselineInputs) -> BaselineInputs:
         """Return the inputs with the number of dates the network is built for."""
         return inputs if self.config.dates is None else inputs.arranged(self.config.dates)
 
@@ -147,7 +147,7 @@ class ConditionalGan(Rival):
     def parameter_groups(self) -> dict[str, list[nn.Parameter]]:
         return {DISCRIMINATOR: list(self.discriminator.parameters()), MAIN: list(self.generator.parameters())}
 
-    def clear_image(self, inputs: RivalInputs, noise: NoiseOf, *, steps: int | None = None) -> Tensor:
+    def clear_image(self, inputs: BaselineInputs, noise: NoiseOf, *, steps: int | None = None) -> Tensor:
         return self.generated(self.arranged(inputs))
 
     def phases_of(self, example: Example, generator: torch.Generator) -> Iterator[Phase]:

@@ -1,4 +1,4 @@
-"""Discrete DDPM schedules as noise levels, and the two samplers of the DDPM rivals (DiffCR, DDPM-CR, SeqDMs).
+"""Discrete DDPM schedules as noise levels, and the two samplers of the DDPM baselines (DiffCR, DDPM-CR, SeqDMs).
 
 A variance-preserving state sqrt(g) clear + sqrt(1 - g) noise, g the product of 1 - beta, is sqrt(g) times
 clear + sigma noise with sigma = sqrt((1 - g) / g): the mean-reverting process of `diffusion.py` without a mean. So

@@ -18,7 +18,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from sader.baselines.baseline import MAIN, Example, Phase, RivalConfig, RivalInputs
+from sader.baselines.baseline import MAIN, BaselineConfig, BaselineInputs, Example, Phase
 from sader.baselines.parts.adversarial import (
     DISCRIMINATOR,
     ConditionalGan,
@@ -144,7 +144,7 @@ class ExtractorGan(ConditionalGan):
     mask_weight: float = 1.0
     aux_weight: float = 50.0
 
-    def __init__(self, config: RivalConfig, generator: nn.Module, *, judge_widths: tuple[int, ...]) -> None:
+    def __init__(self, config: BaselineConfig, generator: nn.Module, *, judge_widths: tuple[int, ...]) -> None:
         """`generator` holds its `extractor`; a strided discriminator over all dates and the image is added."""
         super().__init__(config)
         assert config.dates is not None
@@ -161,14 +161,14 @@ class ExtractorGan(ConditionalGan):
         """Return the clear image (B, C, H, W) from the features (B, T, width, H, W) of all dates."""
         return self.generator(maps)
 
-    def features(self, inputs: RivalInputs) -> Features:
+    def features(self, inputs: BaselineInputs) -> Features:
         """Return the features of all dates, N = B * T."""
         return self.extractor(inputs.stacked.flatten(0, 1))
 
-    def generated(self, inputs: RivalInputs) -> Tensor:
+    def generated(self, inputs: BaselineInputs) -> Tensor:
         return self._with_features(inputs)[0]
 
-    def _with_features(self, inputs: RivalInputs) -> tuple[Tensor, Features]:
+    def _with_features(self, inputs: BaselineInputs) -> tuple[Tensor, Features]:
         found = self.features(inputs)
         return self.joined_image(found.maps.unflatten(0, inputs.cloudy.shape[:2])), found
 
@@ -191,7 +191,7 @@ class ExtractorGan(ConditionalGan):
         named = {"l1": l1, "adversarial": adversarial, "mask": mask, "auxiliary": aux}
         yield Phase(MAIN, total, {name: value.detach() for name, value in named.items()})
 
-    def _mask_error(self, inputs: RivalInputs, mask: Tensor) -> Tensor:
+    def _mask_error(self, inputs: BaselineInputs, mask: Tensor) -> Tensor:
         """Return the mean squared error of the masks where the true ones are known."""
         known = inputs.observed & ~inputs.cloud.isnan()
         error = (mask[:, 0].unflatten(0, known.shape[:2]) - inputs.cloud.nan_to_num()).square()

@@ -1,4 +1,4 @@
-"""What the rivals for any number of dates share: their frames, attention over dates in channel groups, sinusoids.
+"""What the baselines for any number of dates share: their frames, attention over dates in channel groups, sinusoids.
 
 L-TAE (BASELINES 9 and 13): several heads, each weighing its own group of channels ("grouped"); a date that is not
 available has no part. Shapes: K heads, D key width, everything else as in HOUSE 3.
@@ -9,10 +9,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from sader.baselines.baseline import RivalInputs
+from sader.baselines.baseline import BaselineInputs
 
 
-def date_frames(inputs: RivalInputs, *, reference: bool) -> Tensor:
+def date_frames(inputs: BaselineInputs, *, reference: bool) -> Tensor:
     """Return what a network sees of each date, (B, T, C + A, H, W), with one more plane where `reference` is asked for.
 
     That plane is 1 in the date to clean and 0 elsewhere. The published systems have none: they make a new image, and

@@ -18,12 +18,12 @@ import torch
 from einops import rearrange
 from torch import Tensor, nn
 
-from sader.baselines.baseline import MAIN, Example, NoiseOf, Phase, Rival, RivalConfig, RivalInputs, System
+from sader.baselines.baseline import MAIN, Baseline, BaselineConfig, BaselineInputs, Example, NoiseOf, Phase, System
 from sader.errors import ConfigError
 
 
 @dataclass(frozen=True)
-class AutoencoderConfig(RivalConfig):
+class AutoencoderConfig(BaselineConfig):
     """Sizes of each band's autoencoder."""
 
     widths: tuple[int, ...] = (32, 64, 128, 248)
@@ -58,7 +58,7 @@ class BandAutoencoders(nn.Sequential):
         super().__init__(*layers, nn.Conv2d(bands * widths[0], bands, 3, padding=1, groups=bands))
 
 
-class Autoencoders(Rival):
+class Autoencoders(Baseline):
     """All bands' autoencoders; squared error."""
 
     config: AutoencoderConfig
@@ -68,7 +68,7 @@ class Autoencoders(Rival):
         assert config.dates is not None
         self.network = BandAutoencoders(config.channels, config.dates, config.widths)
 
-    def clear_image(self, inputs: RivalInputs, noise: NoiseOf, *, steps: int | None = None) -> Tensor:
+    def clear_image(self, inputs: BaselineInputs, noise: NoiseOf, *, steps: int | None = None) -> Tensor:
         assert self.config.dates is not None
         dates = inputs.arranged(self.config.dates).cloudy
         return self.network(rearrange(dates, "b t c h w -> b (c t) h w"))

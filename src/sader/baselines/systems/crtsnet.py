@@ -17,12 +17,12 @@ import torch.nn.functional as F
 from einops import rearrange
 from torch import Tensor, nn
 
-from sader.baselines.baseline import MAIN, Example, NoiseOf, Phase, Rival, RivalConfig, RivalInputs, System
+from sader.baselines.baseline import MAIN, Baseline, BaselineConfig, BaselineInputs, Example, NoiseOf, Phase, System
 from sader.errors import ConfigError
 
 
 @dataclass(frozen=True)
-class CrTsNetConfig(RivalConfig):
+class CrTsNetConfig(BaselineConfig):
     """Sizes of CR-TS Net; the defaults are the paper's."""
 
     width: int = 256
@@ -53,7 +53,7 @@ class ScaledResidual(nn.Module):
         return x + self.scale * self.second(F.relu(self.first(x)))
 
 
-class CrTsNet(Rival):
+class CrTsNet(Baseline):
     """CR-TS Net; one pass. Not invariant to the order of the dates."""
 
     config: CrTsNetConfig
@@ -72,7 +72,7 @@ class CrTsNet(Rival):
         )
         self.out = nn.Conv3d(width, config.channels, (config.dates, 3, 3), padding=(0, 1, 1))
 
-    def generated(self, inputs: RivalInputs) -> Tensor:
+    def generated(self, inputs: BaselineInputs) -> Tensor:
         """Return the clear image (B, C, H, W) in the model's range."""
         assert self.config.dates is not None
         frames = inputs.arranged(self.config.dates).stacked
@@ -81,7 +81,7 @@ class CrTsNet(Rival):
         x = self.series_blocks(F.relu(self.series_in(x)))
         return torch.tanh(self.out(x)[:, :, 0])
 
-    def clear_image(self, inputs: RivalInputs, noise: NoiseOf, *, steps: int | None = None) -> Tensor:
+    def clear_image(self, inputs: BaselineInputs, noise: NoiseOf, *, steps: int | None = None) -> Tensor:
         return self.generated(inputs)
 
     def phases_of(self, example: Example, generator: torch.Generator) -> Iterator[Phase]:

@@ -20,7 +20,7 @@ import torch.nn.functional as F
 from einops import rearrange
 from torch import Tensor, nn
 
-from sader.baselines.baseline import RivalConfig, System
+from sader.baselines.baseline import BaselineConfig, System
 from sader.baselines.parts.extractor import DateExtractor, ExtractorGan
 from sader.baselines.parts.resnet import ReflectConv, down, up
 from sader.errors import ConfigError
@@ -33,7 +33,7 @@ CONFORMER_RECIPE = {
 
 
 @dataclass(frozen=True)
-class CtGanConfig(RivalConfig):
+class CtGanConfig(BaselineConfig):
     """Sizes of extractor, Conformer and discriminator."""
 
     size: int = 256

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from sader.baselines.baseline import MAIN, Example, NoiseOf, Phase, Rival, RivalConfig, RivalInputs, System
+from sader.baselines.baseline import MAIN, Baseline, BaselineConfig, BaselineInputs, Example, NoiseOf, Phase, System
 from sader.baselines.parts.adversarial import (
     DISCRIMINATOR,
     GAN_RECIPE,
@@ -30,7 +30,7 @@ from sader.baselines.parts.resnet import ResNetGenerator
 
 
 @dataclass(frozen=True)
-class CycleGanConfig(RivalConfig):
+class CycleGanConfig(BaselineConfig):
     """Sizes of the generators and discriminators, weights of the losses."""
 
     width: int = 64
@@ -101,7 +101,7 @@ class ImagePool:
         return torch.stack(shown)
 
 
-class CycleGan(Rival):
+class CycleGan(Baseline):
     """Cloudy stack to clear and back, each side with its judge."""
 
     config: CycleGanConfig
@@ -136,11 +136,11 @@ class CycleGan(Rival):
         for name, pool in self.pools.items():
             pool.images = memory[name].to(device) if name in memory else None
 
-    def _arranged(self, inputs: RivalInputs) -> RivalInputs:
+    def _arranged(self, inputs: BaselineInputs) -> BaselineInputs:
         assert self.config.dates is not None
         return inputs.arranged(self.config.dates)
 
-    def clear_image(self, inputs: RivalInputs, noise: NoiseOf, *, steps: int | None = None) -> Tensor:
+    def clear_image(self, inputs: BaselineInputs, noise: NoiseOf, *, steps: int | None = None) -> Tensor:
         return self.clearing(self._arranged(inputs).joined)
 
     def phases_of(self, example: Example, generator: torch.Generator) -> Iterator[Phase]:
@@ -166,7 +166,7 @@ class CycleGan(Rival):
         on_cloudy, _ = discriminator_loss(self.judge_cloudy, cloudy, shown["cloudy"], "lsgan")
         yield Phase(DISCRIMINATOR, on_clear + on_cloudy, parts)
 
-    def _identity(self, inputs: RivalInputs, truth: Tensor) -> Tensor:
+    def _identity(self, inputs: BaselineInputs, truth: Tensor) -> Tensor:
         """Return how far both generators change what is on their target side already."""
         dates = inputs.cloudy.shape[1]
 

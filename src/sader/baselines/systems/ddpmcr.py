@@ -19,7 +19,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from sader.baselines.baseline import MAIN, Example, NoiseOf, Phase, Rival, RivalConfig, RivalInputs, System
+from sader.baselines.baseline import MAIN, Baseline, BaselineConfig, BaselineInputs, Example, NoiseOf, Phase, System
 from sader.baselines.parts.ddpm import BetaSchedule, unit_scale
 from sader.baselines.parts.unet import UNet, UNetConfig
 from sader.baselines.systems.uncrtaints import SqueezeExcite
@@ -28,7 +28,7 @@ from sader.model.blocks import ResBlock
 
 
 @dataclass(frozen=True)
-class DdpmCrConfig(RivalConfig):
+class DdpmCrConfig(BaselineConfig):
     """Sizes of DDPM-CR, assumed."""
 
     extractor: UNetConfig = field(default_factory=lambda: UNetConfig(blocks=1, emb_width=256))
@@ -103,7 +103,7 @@ class RemovalHead(nn.Module):
         return torch.tanh(self.out(x))
 
 
-class DdpmCr(Rival):
+class DdpmCr(Baseline):
     """DDPM-CR; one pass of the extractor at one noise level, then the head. Not invariant to the order of the dates."""
 
     config: DdpmCrConfig
@@ -115,7 +115,7 @@ class DdpmCr(Rival):
         self.extractor = UNet(stacked, stacked, config.extractor)
         self.head = RemovalHead(config, stacked)
 
-    def stack(self, inputs: RivalInputs) -> Tensor:
+    def stack(self, inputs: BaselineInputs) -> Tensor:
         """Return the dates as channels, (B, T (C + A), H, W), as many as the network is built for."""
         assert self.config.dates is not None
         return inputs.arranged(self.config.dates).joined
@@ -131,11 +131,11 @@ class DdpmCr(Rival):
         features = self.features(stack, self.config.schedule.sigma_at(time).to(stack.dtype), noise)
         return self.head([feature.detach() for feature in features], stack).float()
 
-    def forward(self, inputs: RivalInputs) -> Tensor:
+    def forward(self, inputs: BaselineInputs) -> Tensor:
         stack = self.stack(inputs)
         return self.removed(stack, torch.zeros_like(stack))
 
-    def clear_image(self, inputs: RivalInputs, noise: NoiseOf, *, steps: int | None = None) -> Tensor:
+    def clear_image(self, inputs: BaselineInputs, noise: NoiseOf, *, steps: int | None = None) -> Tensor:
         stack = self.stack(inputs)
         return self.removed(stack, noise(0, stack.shape[1]))
 

@@ -27,7 +27,7 @@ import torch
 from einops import rearrange
 from torch import Tensor, nn
 
-from sader.baselines.baseline import MAIN, Example, NoiseOf, Phase, Rival, RivalConfig, RivalInputs, System
+from sader.baselines.baseline import MAIN, Baseline, BaselineConfig, BaselineInputs, Example, NoiseOf, Phase, System
 from sader.baselines.parts.ddpm import BetaSchedule, sample_multistep, unit_scale
 from sader.baselines.parts.temporal import date_frames, sinusoid
 from sader.errors import ConfigError
@@ -40,7 +40,7 @@ USUAL_DATES = 3
 
 
 @dataclass(frozen=True)
-class DiffCRConfig(RivalConfig):
+class DiffCRConfig(BaselineConfig):
     """Sizes and schedules of DiffCR; the defaults are the paper's."""
 
     dates: int | None = None
@@ -172,7 +172,7 @@ class DiffCRNet(nn.Module):
         return self.out(x)
 
 
-class DiffCR(Rival):
+class DiffCR(Baseline):
     """DiffCR with its sampler. Invariant to the order of the dates."""
 
     config: DiffCRConfig
@@ -186,7 +186,7 @@ class DiffCR(Rival):
     def evaluations(self) -> int:
         return self.config.sampling_steps + 1
 
-    def condition(self, inputs: RivalInputs) -> list[Tensor]:
+    def condition(self, inputs: BaselineInputs) -> list[Tensor]:
         """Return what the network needs to know of the dates, once per sample."""
         return self.network.condition(date_frames(inputs, reference=self.config.reference_input), inputs.present)
 
@@ -195,11 +195,11 @@ class DiffCR(Rival):
         level = unit_scale(sigma)
         return self.network(level.view(-1, 1, 1, 1) * noised, level, condition).float()
 
-    def forward(self, inputs: RivalInputs) -> Tensor:
+    def forward(self, inputs: BaselineInputs) -> Tensor:
         sigma = torch.ones(len(inputs.cloudy), device=inputs.cloudy.device)
         return self.denoise(torch.zeros_like(inputs.cloudy[:, 0]), sigma, self.condition(inputs))
 
-    def clear_image(self, inputs: RivalInputs, noise: NoiseOf, *, steps: int | None = None) -> Tensor:
+    def clear_image(self, inputs: BaselineInputs, noise: NoiseOf, *, steps: int | None = None) -> Tensor:
         config, condition = self.config, self.condition(inputs)
         # Uniform in time down to the end of the schedule's first step, where the published solver stops.
         sigmas = config.sampling.grid(steps or config.sampling_steps, last=1.0)

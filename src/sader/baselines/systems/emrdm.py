@@ -23,7 +23,7 @@ import torch.nn.functional as F
 from einops import rearrange
 from torch import Tensor, nn
 
-from sader.baselines.baseline import MAIN, Example, NoiseOf, Phase, Rival, RivalConfig, RivalInputs, System
+from sader.baselines.baseline import MAIN, Baseline, BaselineConfig, BaselineInputs, Example, NoiseOf, Phase, System
 from sader.baselines.parts.temporal import date_frames, date_weights, weigh_dates
 from sader.errors import ConfigError
 from sader.method.diffusion import Denoiser, DiffusionConfig
@@ -37,7 +37,7 @@ FIELD = 128.0
 
 
 @dataclass(frozen=True)
-class EmrdmConfig(RivalConfig):
+class EmrdmConfig(BaselineConfig):
     """Sizes and process of EMRDM; the defaults are the paper's for Sen2_MTC_New."""
 
     dates: int | None = None
@@ -280,7 +280,7 @@ def _through(blocks: nn.Module, x: Tensor, emb: Tensor) -> Tensor:
     return x
 
 
-class Emrdm(Rival):
+class Emrdm(Baseline):
     """EMRDM with its sampler. Invariant to the order of the dates, their noise moving with them."""
 
     config: EmrdmConfig
@@ -289,18 +289,18 @@ class Emrdm(Rival):
         super().__init__(config)
         self.denoiser = Denoiser(EmrdmNet(config), config.diffusion)
 
-    def condition(self, inputs: RivalInputs) -> EmrdmCondition:
+    def condition(self, inputs: BaselineInputs) -> EmrdmCondition:
         """Return the dates as the denoiser wants them."""
         frames = date_frames(inputs, reference=self.config.reference_input)
         # A tile without any date still gets an image, or its NaN would reach the neighbours it is blended with.
         present = inputs.present | ~inputs.present.any(dim=1, keepdim=True)
         return EmrdmCondition(frames, inputs.cloudy, present, inputs.observed)
 
-    def forward(self, inputs: RivalInputs) -> Tensor:
+    def forward(self, inputs: BaselineInputs) -> Tensor:
         sigma = torch.ones(len(inputs.cloudy), device=inputs.cloudy.device)
         return self.denoiser(inputs.cloudy, sigma, self.condition(inputs))
 
-    def clear_image(self, inputs: RivalInputs, noise: NoiseOf, *, steps: int | None = None) -> Tensor:
+    def clear_image(self, inputs: BaselineInputs, noise: NoiseOf, *, steps: int | None = None) -> Tensor:
         config, condition, mean = self.config.diffusion, self.condition(inputs), inputs.cloudy
         dates, channels = mean.shape[1:3]
         return sample(

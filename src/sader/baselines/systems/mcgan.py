@@ -16,13 +16,13 @@ from itertools import pairwise
 import torch
 from torch import Tensor, nn
 
-from sader.baselines.baseline import RivalConfig, RivalInputs, System
+from sader.baselines.baseline import BaselineConfig, BaselineInputs, System
 from sader.baselines.parts.adversarial import GAN_RECIPE, ConditionalGan, normal_init
 from sader.errors import ShapeError
 
 
 @dataclass(frozen=True)
-class McGanConfig(RivalConfig):
+class McGanConfig(BaselineConfig):
     """Sizes of the U-Net and of its discriminator."""
 
     width: int = 64
@@ -108,10 +108,10 @@ class McGan(ConditionalGan):
         self.discriminator = TwoStemDiscriminator(stacked, config.channels, config)
         normal_init(self)
 
-    def generated(self, inputs: RivalInputs) -> Tensor:
+    def generated(self, inputs: BaselineInputs) -> Tensor:
         return self.generator(inputs.joined)
 
-    def judged(self, inputs: RivalInputs, image: Tensor) -> Tensor:
+    def judged(self, inputs: BaselineInputs, image: Tensor) -> Tensor:
         return self.discriminator(inputs.joined, image)
 
 

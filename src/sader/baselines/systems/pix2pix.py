@@ -12,13 +12,13 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from sader.baselines.baseline import RivalConfig, RivalInputs, System
+from sader.baselines.baseline import BaselineConfig, BaselineInputs, System
 from sader.baselines.parts.adversarial import GAN_RECIPE, ConditionalGan, PatchDiscriminator, normal_init
 from sader.baselines.parts.resnet import ResNetGenerator
 
 
 @dataclass(frozen=True)
-class Pix2PixConfig(RivalConfig):
+class Pix2PixConfig(BaselineConfig):
     """Sizes of the ResNet generator and its discriminator."""
 
     width: int = 64
@@ -46,7 +46,7 @@ class Pix2Pix(ConditionalGan):
         self.discriminator = PatchDiscriminator(stacked + config.channels, widths=config.judge_widths)
         normal_init(self)
 
-    def generated(self, inputs: RivalInputs) -> Tensor:
+    def generated(self, inputs: BaselineInputs) -> Tensor:
         return self.generator(inputs.joined)
 
 

@@ -19,14 +19,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from sader.baselines.baseline import RivalConfig, System
+from sader.baselines.baseline import BaselineConfig, System
 from sader.baselines.parts.adversarial import norm_layer
 from sader.baselines.parts.extractor import DateExtractor, ExtractorGan
 from sader.baselines.systems.ctgan import CONFORMER_RECIPE
 
 
 @dataclass(frozen=True)
-class PmaaConfig(RivalConfig):
+class PmaaConfig(BaselineConfig):
     """Sizes of extractor, multi-scale blocks and discriminator."""
 
     width: int = 32

@@ -19,7 +19,7 @@ import torch
 from einops import rearrange
 from torch import Tensor, nn
 
-from sader.baselines.baseline import MAIN, Example, NoiseOf, Phase, Rival, RivalConfig, RivalInputs, System
+from sader.baselines.baseline import MAIN, Baseline, BaselineConfig, BaselineInputs, Example, NoiseOf, Phase, System
 from sader.baselines.parts.ddpm import BetaSchedule, sample_ancestral, unit_scale
 from sader.baselines.parts.temporal import date_frames
 from sader.baselines.parts.unet import UNet, UNetConfig
@@ -29,7 +29,7 @@ from sader.model.fusion import masked_mean
 
 
 @dataclass(frozen=True)
-class SeqDMsConfig(RivalConfig):
+class SeqDMsConfig(BaselineConfig):
     """Sizes of SeqDMs, assumed."""
 
     dates: int | None = None
@@ -59,7 +59,7 @@ class SeqDMsConfig(RivalConfig):
         return self.sampling_steps
 
 
-class SeqDMs(Rival):
+class SeqDMs(Baseline):
     """SeqDMs with its reverse chain. Invariant to the order of the dates."""
 
     config: SeqDMsConfig
@@ -86,15 +86,15 @@ class SeqDMs(Rival):
         use = observed | ~observed.any(dim=1, keepdim=True)
         return masked_mean(rearrange(found, "(b t) c h w -> b t c h w", t=dates), use).clamp(-1, 1)
 
-    def frames(self, inputs: RivalInputs) -> Tensor:
+    def frames(self, inputs: BaselineInputs) -> Tensor:
         """Return what the network sees of each date."""
         return date_frames(inputs, reference=self.config.reference_input)
 
-    def forward(self, inputs: RivalInputs) -> Tensor:
+    def forward(self, inputs: BaselineInputs) -> Tensor:
         sigma = torch.ones(len(inputs.cloudy), device=inputs.cloudy.device)
         return self.denoise(torch.zeros_like(inputs.cloudy[:, 0]), sigma, self.frames(inputs), inputs.observed)
 
-    def clear_image(self, inputs: RivalInputs, noise: NoiseOf, *, steps: int | None = None) -> Tensor:
+    def clear_image(self, inputs: BaselineInputs, noise: NoiseOf, *, steps: int | None = None) -> Tensor:
         frames = self.frames(inputs)
         return sample_ancestral(
             lambda x, sigma: self.denoise(x, sigma, frames, inputs.observed),

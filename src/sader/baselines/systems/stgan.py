@@ -16,7 +16,7 @@ from itertools import combinations
 import torch
 from torch import Tensor, nn
 
-from sader.baselines.baseline import RivalConfig, RivalInputs, System
+from sader.baselines.baseline import BaselineConfig, BaselineInputs, System
 from sader.baselines.parts.adversarial import GAN_RECIPE, ConditionalGan, PatchDiscriminator, normal_init
 from sader.baselines.parts.resnet import ResidualBlock, down, head, stem, up
 from sader.errors import ConfigError
@@ -25,7 +25,7 @@ LEVELS = 3
 
 
 @dataclass(frozen=True)
-class StGanConfig(RivalConfig):
+class StGanConfig(BaselineConfig):
     """Sizes of the ResNet variant."""
 
     width: int = 64
@@ -85,7 +85,7 @@ class StGan(ConditionalGan):
         self.discriminator = PatchDiscriminator(seen, widths=config.judge_widths)
         normal_init(self)
 
-    def generated(self, inputs: RivalInputs) -> Tensor:
+    def generated(self, inputs: BaselineInputs) -> Tensor:
         return self.generator(inputs.stacked)
 
 

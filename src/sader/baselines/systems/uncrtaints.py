@@ -20,7 +20,7 @@ import torch.nn.functional as F
 from einops import rearrange
 from torch import Tensor, nn
 
-from sader.baselines.baseline import MAIN, Example, NoiseOf, Phase, Rival, RivalConfig, RivalInputs, System
+from sader.baselines.baseline import MAIN, Baseline, BaselineConfig, BaselineInputs, Example, NoiseOf, Phase, System
 from sader.baselines.parts.temporal import date_frames, date_weights, sinusoid, weigh_dates
 from sader.data.batch import to_model_range, to_reflectance
 from sader.errors import ConfigError
@@ -31,7 +31,7 @@ NormOf = Callable[[int], nn.Module]
 
 
 @dataclass(frozen=True)
-class UnCRtainTSConfig(RivalConfig):
+class UnCRtainTSConfig(BaselineConfig):
     """Sizes of UnCRtainTS; the defaults are the paper's."""
 
     dates: int | None = None
@@ -125,7 +125,7 @@ class DateWeights(nn.Module):
         return date_weights(self.query[None, :, :, None, None], keys, available)
 
 
-class UnCRtainTS(Rival):
+class UnCRtainTS(Baseline):
     """UnCRtainTS; one pass. Invariant to the order of the dates (their days moving with them)."""
 
     config: UnCRtainTSConfig
@@ -148,7 +148,7 @@ class UnCRtainTS(Rival):
         self.blocks = nn.Sequential(*(MBConv(width, nn.BatchNorm2d) for _ in range(config.decoder_blocks)))
         self.out = nn.Conv2d(width, 2 * config.channels, 1)
 
-    def distribution(self, inputs: RivalInputs) -> tuple[Tensor, Tensor]:
+    def distribution(self, inputs: BaselineInputs) -> tuple[Tensor, Tensor]:
         """Return (mean reflectance in [0, 1], variance in scaled units), each (B, C, H, W); sizes are multiples."""
         frames = date_frames(inputs, reference=self.config.reference_input)
         batch, dates = frames.shape[:2]
@@ -161,10 +161,10 @@ class UnCRtainTS(Rival):
         mean, variance = self.out(self.blocks(fused)).float().chunk(2, dim=1)
         return mean.sigmoid(), F.softplus(variance) + self.config.least_variance
 
-    def clear_image(self, inputs: RivalInputs, noise: NoiseOf, *, steps: int | None = None) -> Tensor:
+    def clear_image(self, inputs: BaselineInputs, noise: NoiseOf, *, steps: int | None = None) -> Tensor:
         return to_model_range(self.distribution(inputs)[0])
 
-    def uncertainty(self, inputs: RivalInputs) -> Tensor:
+    def uncertainty(self, inputs: BaselineInputs) -> Tensor:
         """Return the predicted standard deviation of each value, (B, C, H, W) in reflectance, for any size."""
         height, width = inputs.cloudy.shape[-2:]
         rows, columns = self.padded_size(height, width)

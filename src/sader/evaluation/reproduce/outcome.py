@@ -22,7 +22,7 @@ from sader.evaluation.reproduce.setting import Setting
 from sader.evaluation.statistics import Comparison, compare_rows
 from sader.evaluation.summary import MethodSummary, plain, region_table, summarise, table_lines
 from sader.evaluation.tables import CASE, cost_cells, difference_lines, write_comparison
-from sader.models import RIVALS, find_config
+from sader.models import BASELINES, find_config
 
 _NAMES = {
     "psnr": "PSNR", "psnr_unbiased": "PSNR, bias removed", "ssim": "SSIM", "rmse": "RMSE", "mae": "MAE", "sam": "SAM",
@@ -200,9 +200,9 @@ def write_complexity(folder: Path, table: Table) -> tuple[list[Path], str]:
     lines += [f"Counted here for {CASE}; published: the paper counts one forward. A sample takes several.", ""]
     rows, facts = [], []
     for name, theirs in paper.TABLE_7.items():
-        title = RIVALS[name].label if name in RIVALS else "SADER (Sen2_MTC_New, 4+1)"
+        title = BASELINES[name].label if name in BASELINES else "SADER (Sen2_MTC_New, 4+1)"
         # The paper counts its guide nowhere; its masked autoencoder is counted in the sample here.
-        cost = model_cost(find_config(name if name in RIVALS else "sen2_mtc_new"))
+        cost = model_cost(find_config(name if name in BASELINES else "sen2_mtc_new"))
         parameters = (cost.parameters or 0) / 1e6
         rows.append([
             title, f"{parameters:.2f}", f"{theirs.parameters:.2f}", f"{parameters / theirs.parameters - 1:+.1%}",
@@ -223,7 +223,7 @@ def write_complexity(folder: Path, table: Table) -> tuple[list[Path], str]:
 def _published_points() -> list[Point]:
     """Return the paper's own points; it gives the GMACs of one forward only."""
     return [
-        Point(RIVALS[name].title if name in RIVALS else "SADER", v.psnr, v.parameters, v.gmacs, published=True)
+        Point(BASELINES[name].title if name in BASELINES else "SADER", v.psnr, v.parameters, v.gmacs, published=True)
         for name, v in paper.TABLE_7.items()
     ]
 

@@ -1,7 +1,7 @@
 """What each table and figure of the paper consists of: rows, the run each row trains, and how it is sampled.
 
 A row is one line of a table. Rows share runs: the table of steps trains one network and samples it six ways. `here` is
-the plan for shards at hand (SADER small and rivals, the same few minutes each). The paper's numbers: `published.py`.
+the plan for shards at hand (SADER small and baselines, the same few minutes each). The paper's numbers: `published.py`.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from sader.bands import BANDS_13, BANDS_RGBN
 from sader.baselines.classical import CLASSICAL
 from sader.errors import ConfigError, did_you_mean
 from sader.evaluation.reproduce import published as paper
-from sader.models import RIVALS
+from sader.models import BASELINES
 
 HERE = "here"
 """The dataset name of shards given with --data and --validation."""
@@ -32,7 +32,7 @@ class RunSpec:
 
     name: str
     base: str
-    """A preset or a rival system."""
+    """A preset or a baseline system."""
     overrides: tuple[str, ...] = ()
     """Changes to its run config, beside those of the dataset and the budget."""
 
@@ -102,14 +102,14 @@ def _sader(dataset: str, name: str = "sader", overrides: tuple[str, ...] = ()) -
     return RunSpec(name, _SADER_BASE[dataset], overrides)
 
 
-def _rival(dataset: str, name: str) -> RunSpec:
+def _baseline(dataset: str, name: str) -> RunSpec:
     if dataset != paper.TS:
         return RunSpec(name, name)
     return RunSpec(name, name, (f"model.network.bands=[{', '.join(BANDS_13)}]",))
 
 
 def _systems(dataset: str, names: Iterable[str]) -> tuple[PlanRow, ...]:
-    rows = [PlanRow(name, RIVALS[name].label, _rival(dataset, name)) for name in names if name != "sader"]
+    rows = [PlanRow(name, BASELINES[name].label, _baseline(dataset, name)) for name in names if name != "sader"]
     steps = _OWN_STEPS[dataset]
     return (*rows, PlanRow("sader", f"SADER {steps}", _sader(dataset), steps=steps, guide="mae"), _classical())
 
@@ -158,7 +158,7 @@ def _guides(dataset: str) -> tuple[PlanRow, ...]:
 
 
 HERE_LAST = ("mcgan", "ae", "cyclegan", "stgan", "seqdms", "ddpmcr", "ctgan")
-"""Rivals that `here` trains last, the largest at the end: a deadline leaves out the costliest."""
+"""Baselines that `here` trains last, the largest at the end: a deadline leaves out the costliest."""
 
 
 def _here() -> tuple[PlanRow, ...]:
@@ -174,12 +174,12 @@ def _here() -> tuple[PlanRow, ...]:
         return RunSpec(f"{base.name}-{name}", base.base, (*base.overrides, *overrides))
 
     first = ("emrdm", "diffcr", "uncrtaints", "pmaa", "crtsnet", "pix2pix")
-    rest = sorted((name for name in RIVALS if name not in first), key=HERE_LAST.index)
+    rest = sorted((name for name in BASELINES if name not in first), key=HERE_LAST.index)
     theirs = "paper's method, small"
 
-    def rival(name: str, turn: int) -> PlanRow:
+    def baseline(name: str, turn: int) -> PlanRow:
         steps = SLOW_STEPS.get(name)
-        title = RIVALS[name].label + (f", {steps} steps" if steps else "")
+        title = BASELINES[name].label + (f", {steps} steps" if steps else "")
         return PlanRow(name, title, RunSpec(name, name), steps=steps, group=SYSTEMS, turn=turn)
 
     def ablation(name: str, title: str, base: RunSpec, changes: tuple[str, ...], steps: str | None) -> PlanRow:
@@ -190,7 +190,7 @@ def _here() -> tuple[PlanRow, ...]:
         PlanRow("classical", "classical methods and controls", methods=(*CLASSICAL, CONTROL), group=SYSTEMS),
         PlanRow("small", "SADER small", small, group=SYSTEMS, turn=1),
         PlanRow("paper-small", theirs, own, steps="4+1", guide="mae", group=SYSTEMS),
-        *(rival(name, 2) for name in first),
+        *(baseline(name, 2) for name in first),
         ablation("small-no-tfblock", "SADER small without TFBlock", small, _NO_FUSION, None),
         ablation("small-no-hablock", "SADER small without HABlock", small, _NO_HYBRID, None),
         PlanRow("paper-5+0", f"{theirs}, 5 steps", own, steps="5+0", group=ABLATIONS),
@@ -216,7 +216,7 @@ def _here() -> tuple[PlanRow, ...]:
             )
             for kind in ("none", "mean", "conv")
         ),
-        *(rival(name, 3) for name in rest),
+        *(baseline(name, 3) for name in rest),
     )
 
 

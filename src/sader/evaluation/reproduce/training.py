@@ -12,13 +12,13 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from sader.baselines.baseline import RivalModelConfig
+from sader.baselines.baseline import BaselineModelConfig
 from sader.checkpoint import shipped_guide, write_atomically
 from sader.errors import ConfigError
 from sader.evaluation.reproduce.made import TRAIN, tiny_overrides
 from sader.evaluation.reproduce.plans import HERE, PlanRow, RunSpec
 from sader.evaluation.reproduce.setting import Setting, digest, file_digest, locked, open_part
-from sader.models import RIVALS
+from sader.models import BASELINES
 
 ENDLESS = 10_000_000
 """Steps of a run that only time ends."""
@@ -45,11 +45,11 @@ def here_recipe(base: str) -> list[str]:
 
     Crops of 128 pixels, 4 dates, 16 series a step (`HERE_BATCH` names the exceptions); 2 % of the time the rate rises,
     then it falls along a cosine to 1 % of its peak: the published one, at least `LEAST_RATE`. Steps are recorded as
-    CUDA graphs where a system can be (`Rival.recordable`): each trains as fast as this package trains it.
+    CUDA graphs where a system can be (`Baseline.recordable`): each trains as fast as this package trains it.
     """
     changes = ["crop=128", "dates=4", "batch_size=16", "schedule=cosine", "warmup=0.02"]
-    if base in RIVALS:
-        rate = max(float(RIVALS[base].train["adam_lr"]), LEAST_RATE)
+    if base in BASELINES:
+        rate = max(float(BASELINES[base].train["adam_lr"]), LEAST_RATE)
         changes.append(f"adam_lr={rate:g}")
     return [*(f"train.{text}" for text in changes), *HERE_BATCH.get(base, ())]
 
@@ -144,7 +144,7 @@ def needed_guide(setting: Setting, row: PlanRow) -> tuple[str, tuple[str, ...]] 
     if row.steps is None or "+" not in row.steps or row.steps.endswith("+0"):
         return None
     model = resolve(row.run.base, run_overrides(setting, row.run)).model
-    if isinstance(model, RivalModelConfig):
+    if isinstance(model, BaselineModelConfig):
         return None
     bands = tuple(model.network.bands)
     if setting.dataset == HERE and shipped_guide(row.guide, bands) is not None:
@@ -174,7 +174,7 @@ def _made_once(setting: Setting, name: str, file: str, key: str, train: Callable
         train(folder, resume)
         done = {"key": key, "sha256": file_digest(weights), "at_once": setting.workers}
         write_atomically(folder / "done.json", json.dumps(done).encode())
-        # States are for going on; those of the largest rival alone fill ten gigabytes.
+        # States are for going on; those of the largest baseline alone fill ten gigabytes.
         shutil.rmtree(folder / FOLDER, ignore_errors=True)
     return weights
 

@@ -248,7 +248,7 @@ def with_backend(remover: CloudRemover, options: SceneOptions) -> CloudRemover:
     from sader.inference.onnx import choose_backend
 
     backend = choose_backend(options.backend, device=remover.device)
-    plain = remover.rival is not None or not remover.config.network.composite
+    plain = remover.baseline is not None or not remover.config.network.composite
     if options.backend == "auto" and (plain or remover._check_numbers(options.steps, 1, options.seed)[1]):
         backend = "torch"
     return _with_options(remover, backend=backend)

@@ -49,7 +49,9 @@ class WarmUp:
     ) -> None:
         self.stack, self.remover, self.steps, self.samples = stack, remover, steps, samples
         if wanted is None:
-            recorded = remover.options.backend == "quick" and remover.rival is None and remover.config.network.composite
+            recorded = (
+                remover.options.backend == "quick" and remover.baseline is None and remover.config.network.composite
+            )
             wanted = remover.device.type == "cuda" and recorded
         self._thread = threading.Thread(target=self._run, name="sader-warm-up", daemon=True) if wanted else None
         if self._thread is not None:

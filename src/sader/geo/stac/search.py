@@ -286,13 +286,13 @@ def _newest(
 def _same_acquisition(
     one: tuple[Mapping[str, Any], ProductSource], other: tuple[Mapping[str, Any], ProductSource]
 ) -> bool:
-    (first, source), (second, rival) = one, other
-    if source.date is None or rival.date is None or abs(source.date - rival.date) > SAME_TIME:
+    (first, source), (second, baseline) = one, other
+    if source.date is None or baseline.date is None or abs(source.date - baseline.date) > SAME_TIME:
         return False
     platforms = {(item.get("properties") or {}).get("platform") for item in (first, second)}
     if len(platforms) > 1 or _tile(first) != _tile(second):
         return False
-    return source.name == rival.name or _version(first)[0] != _version(second)[0]
+    return source.name == baseline.name or _version(first)[0] != _version(second)[0]
 
 
 def _version(item: Mapping[str, Any]) -> tuple[tuple[int, int], str]:

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from safetensors.torch import load, save
 
-from sader.baselines.baseline import RivalModelConfig
+from sader.baselines.baseline import BaselineModelConfig
 from sader.checkpoint import Checkpoint, build_model
 from sader.errors import ConfigError
 
@@ -39,7 +39,7 @@ class Shipment:
     """A remover that can be sent: in its own process it is that remover, elsewhere a copy with the same bits."""
 
     def __init__(self, remover: CloudRemover) -> None:
-        self.config: ModelConfig | RivalModelConfig = remover.config
+        self.config: ModelConfig | BaselineModelConfig = remover.config
         self.options: RemoverOptions = remover.options
         self.device = remover.device.type
         self.weights = pack(remover.model)
@@ -111,7 +111,7 @@ def pack(model: torch.nn.Module) -> bytes:
     return save({name: smallest(value) for name, value in model.state_dict().items()})
 
 
-def unpack(weights: bytes, config: ModelConfig | RivalModelConfig) -> Any:
+def unpack(weights: bytes, config: ModelConfig | BaselineModelConfig) -> Any:
     """Return the model of `config` with the weights that `pack` wrote, in evaluation mode."""
     with torch.random.fork_rng(devices=[]):  # building draws random weights; the process's own generator stays put
         model = build_model(config)

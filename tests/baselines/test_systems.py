@@ -1,4 +1,4 @@
-"""All rival systems through the same commands: train, killed and resumed, loaded, scored, described."""
+"""All baseline systems through the same commands: train, killed and resumed, loaded, scored, described."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 import torch
 
-from sader.baselines.baseline import Rival, RivalConfig, RivalModelConfig
+from sader.baselines.baseline import Baseline, BaselineConfig, BaselineModelConfig
 from sader.checkpoint import build_model, load_checkpoint, save_checkpoint
 from sader.config import to_dict
 from sader.data.shards import SeriesRecord, write_shard
@@ -23,7 +23,7 @@ from sader.errors import BandError, CheckpointError, ConfigError, ShapeError, Tr
 from sader.evaluation.info import describe, list_models
 from sader.evaluation.run import EvaluationRequest, run_evaluation
 from sader.inference.remover import CloudRemover, RemoverOptions
-from sader.models import RIVALS, build_rival, find_config, get_system, model_from_dict, rival_config
+from sader.models import BASELINES, baseline_config, build_baseline, find_config, get_system, model_from_dict
 from sader.training.config import load_run_config, resolve, save_run_config
 from sader.training.launch import run_training
 from sader.training.log import read_log
@@ -57,15 +57,15 @@ OWN = ("mcgan", "pix2pix", "ae", "cyclegan", "stgan", "ctgan", "pmaa")
 GANS = ("mcgan", "pix2pix", "cyclegan", "stgan", "ctgan", "pmaa")
 
 
-def tiny_config(name: str, *more: str) -> RivalModelConfig:
+def tiny_config(name: str, *more: str) -> BaselineModelConfig:
     model = resolve(name, [f"model.network.{text}" for text in (*BANDS, *TINY[name], *more)]).model
-    assert isinstance(model, RivalModelConfig)
+    assert isinstance(model, BaselineModelConfig)
     return model
 
 
-def tiny(name: str, *more: str, seed: int = 0) -> Rival:
+def tiny(name: str, *more: str, seed: int = 0) -> Baseline:
     torch.manual_seed(seed)
-    return build_rival(tiny_config(name, *more))
+    return build_baseline(tiny_config(name, *more))
 
 
 def training(name: str, *more: str) -> list[str]:
@@ -103,7 +103,7 @@ def logged(run_dir: Path) -> list[tuple[int, str, float]]:
 
 
 def test_every_system_has_a_tiny_case():
-    assert list(TINY) == list(RIVALS)
+    assert list(TINY) == list(BASELINES)
 
 
 # ------------------------------------------------------------------------------------------------ counts
@@ -117,7 +117,7 @@ EXACT = {
 
 @pytest.mark.parametrize("name", OWN)
 def test_parameters_are_those_of_the_papers_table(name):
-    info, system = describe(name), RIVALS[name]
+    info, system = describe(name), BASELINES[name]
     assert info.parameters == EXACT[name]
     assert abs(info.parameters / 1e6 / system.paper_parameters - 1) < 0.02
     assert info.sizes_assumed == (name in ("ae", "pmaa"))
@@ -127,15 +127,15 @@ def test_parameters_are_those_of_the_papers_table(name):
 
 def test_counts_with_three_bands_out_and_nir_beside_them():
     with torch.device("meta"):
-        config = replace(rival_config("mcgan").network, bands=("B02", "B03", "B04"), aux_bands=("B08",))
-        network = build_rival(RivalModelConfig("mcgan", config))
+        config = replace(baseline_config("mcgan").network, bands=("B02", "B03", "B04"), aux_bands=("B08",))
+        network = build_baseline(BaselineModelConfig("mcgan", config))
     assert sum(p.numel() for p in network.counted.parameters()) == 54_421_635
 
 
-def test_the_list_of_models_names_every_rival():
-    rivals = [entry for entry in list_models() if entry.kind == "rival"]
-    assert [entry.name for entry in rivals] == list(RIVALS)
-    assert {entry.name: entry.parameters for entry in rivals}["stgan"] == EXACT["stgan"]
+def test_the_list_of_models_names_every_baseline():
+    baselines = [entry for entry in list_models() if entry.kind == "baseline"]
+    assert [entry.name for entry in baselines] == list(BASELINES)
+    assert {entry.name: entry.parameters for entry in baselines}["stgan"] == EXACT["stgan"]
 
 
 # ------------------------------------------------------------------------------------------------ predict
@@ -204,7 +204,7 @@ def test_wrong_inputs_are_named(series, noise_for):
     with pytest.raises(ConfigError, match="steps is 4, but this model answers in one pass"):
         network.predict(series(3, 4), noise_for, steps=4)
     with pytest.raises(ConfigError, match=r"network\.bands is empty"):
-        RivalConfig(bands=())
+        BaselineConfig(bands=())
     for name in ("stgan", "ctgan"):
         with pytest.raises(ConfigError, match=r"dates is 1; .* needs 2 or more"):
             tiny_config(name, "dates=1")
@@ -283,7 +283,7 @@ def test_a_step_moves_only_its_own_parameters(name, shards, tmp_path, monkeypatc
     assert set.union(*own.values()) == set(names.values())
 
 
-@pytest.mark.parametrize("name", RIVALS)
+@pytest.mark.parametrize("name", BASELINES)
 def test_losses_and_gradients_in_bf16(name, batch):
     """As on a GPU: no mix of types stops a step, and every parameter that is trained gets a finite gradient."""
     network = tiny(name).train()
@@ -391,7 +391,7 @@ def test_small_images_are_refused_with_a_remedy(batch):
 # ------------------------------------------------------------------------------------------------ the commands
 
 
-@pytest.mark.parametrize("name", RIVALS)
+@pytest.mark.parametrize("name", BASELINES)
 def test_train_stop_resume_and_score(name, shards, tmp_path, monkeypatch):
     """A run that dies and goes on gives the losses of one that did not; its weights are scored by `evaluate`."""
     whole, broken = tmp_path / "whole", tmp_path / "broken"
@@ -417,7 +417,7 @@ def test_train_stop_resume_and_score(name, shards, tmp_path, monkeypatch):
     assert logged(broken) == logged(whole)
     assert list(losses(whole)) == [1, 2, 3, 4]
     first, second = (load_checkpoint(run / "model.safetensors").model for run in (whole, broken))
-    assert isinstance(first, Rival)
+    assert isinstance(first, Baseline)
     assert all(
         torch.equal(a, b) for a, b in zip(first.state_dict().values(), second.state_dict().values(), strict=True)
     )
@@ -461,7 +461,7 @@ def test_killed_by_the_system_and_resumed(shards, tmp_path):
     assert logged(killed) == logged(whole)
 
 
-def test_validation_panels_and_info_of_a_trained_rival(shards, tmp_path):
+def test_validation_panels_and_info_of_a_trained_baseline(shards, tmp_path):
     more = ("train.steps=2", "train.validate_every=1", "train.validate_batches=1")
     path = run_training("pix2pix", tmp_path / "a", data=[shards], overrides=training("pix2pix", *more), progress=False)
     names = {name for _, name, _ in read_log(tmp_path / "a" / "metrics.csv")}
@@ -497,10 +497,10 @@ def test_configs_bring_the_published_settings(tmp_path):
     with pytest.raises(ConfigError, match=r"unknown system 'stgann'; did you mean stgan"):
         get_system("stgann")
     with pytest.raises(ConfigError, match="ctgan was given a Pix2PixConfig; expected CtGanConfig"):
-        build_rival(RivalModelConfig("ctgan", rival_config("pix2pix").network))
+        build_baseline(BaselineModelConfig("ctgan", baseline_config("pix2pix").network))
 
 
-def test_schedules_of_the_rivals():
+def test_schedules_of_the_baselines():
     linear = [rate_factor(at, warmup=0.0, schedule="linear") for at in (0.0, 0.5, 0.75, 1.0, 1.2)]
     assert linear == [1.0, 1.0, 0.5, 0.0, 0.0]
     constant = [rate_factor(at, warmup=0.2, schedule="constant") for at in (0.0, 0.1, 0.2, 1.0)]
@@ -562,7 +562,7 @@ def test_a_checkpoint_of_an_unknown_system(tmp_path):
 
 
 @pytest.mark.parametrize("name", ["pix2pix", "ctgan", "diffcr"])
-def test_remover_of_a_rival(name, tmp_path):
+def test_remover_of_a_baseline(name, tmp_path):
     path = tmp_path / "model.safetensors"
     torch.manual_seed(0)
     save_checkpoint(path, build_model(tiny_config(name)), tiny_config(name))
@@ -606,9 +606,11 @@ def test_other_bands_help_and_are_not_scored(shards, tmp_path):
 def test_from_preset_is_untrained_and_repeats():
     first, second = (CloudRemover.from_preset("uncrtaints", device="cpu") for _ in range(2))
     assert first.card == {"trained": False}
-    assert first.rival is not None
-    assert second.rival is not None
-    assert all(torch.equal(a, b) for a, b in zip(first.rival.parameters(), second.rival.parameters(), strict=True))
+    assert first.baseline is not None
+    assert second.baseline is not None
+    assert all(
+        torch.equal(a, b) for a, b in zip(first.baseline.parameters(), second.baseline.parameters(), strict=True)
+    )
 
 
 def has_dropout(name):
@@ -617,15 +619,15 @@ def has_dropout(name):
 
 def test_recordable_are_those_seen_to_be_the_same():
     """The list that `test_a_recorded_step_is_an_eager_step` passed on an H200; nothing with dropout is in it."""
-    recordable = {name for name, system in RIVALS.items() if system.recordable}
+    recordable = {name for name, system in BASELINES.items() if system.recordable}
     assert recordable == {"ae", "crtsnet", "ddpmcr", "diffcr", "emrdm", "pix2pix", "seqdms"}
     assert not any(has_dropout(name) for name in recordable)
-    assert {name for name in RIVALS if has_dropout(name)} == {"mcgan", "pmaa", "stgan", "uncrtaints", "ctgan"}
+    assert {name for name in BASELINES if has_dropout(name)} == {"mcgan", "pmaa", "stgan", "uncrtaints", "ctgan"}
 
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
-@pytest.mark.parametrize("name", RIVALS)
+@pytest.mark.parametrize("name", BASELINES)
 def test_a_recorded_step_is_an_eager_step(name, shards, tmp_path, monkeypatch):
     """What may set `System.recordable`: the same losses whether steps are replayed as a CUDA graph or not."""
     if has_dropout(name):
@@ -633,7 +635,7 @@ def test_a_recorded_step_is_an_eager_step(name, shards, tmp_path, monkeypatch):
         pytest.skip("a network with dropout is never recorded")
     seen = {}
     for recorded in (False, True):
-        monkeypatch.setitem(RIVALS, name, replace(RIVALS[name], recordable=recorded))
+        monkeypatch.setitem(BASELINES, name, replace(BASELINES[name], recordable=recorded))
         run = tmp_path / str(recorded)
         more = ("train.device=cuda", "train.precision=fp32")
         run_training(name, run, data=[shards], overrides=training(name, *more), progress=False)
