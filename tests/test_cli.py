@@ -14,6 +14,10 @@ import pytest
 
 from sader.cli import main as cli
 
+COMMANDS = (
+    "demo", "info", "remove", "train", "pretrain-guide", "evaluate", "compare", "reproduce", "export", "bench", "serve",
+    "data",
+)  # fmt: skip
 HEAVY = ("torch", "numpy", "rasterio", "pytorch_lightning", "PIL", "einops", "safetensors")
 
 
@@ -66,17 +70,22 @@ def test_help_is_light_and_quick():
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
     seconds = time.perf_counter() - started
     assert done.returncode == 0, done.stderr
-    for command in ("demo", "info", "train", "pretrain-guide", "evaluate", "data"):
+    for command in COMMANDS:
         assert f" {command} " in done.stdout
     assert "heavy: []" in done.stdout
     assert seconds < 1.5, f"sader --help took {seconds:.2f} s (0.2 s on an idle machine)"
 
 
-@pytest.mark.parametrize("command", ["demo", "info", "train", "pretrain-guide", "evaluate", "data"])
-def test_every_command_explains_itself(capsys, command):
-    code, out, err = called(capsys, command, "--help")
+@pytest.mark.parametrize("command", [(), *((name,) for name in COMMANDS), ("data", "pack")])
+def test_every_command_has_help_that_shows_flags_as_flags(capsys, command):
+    code, out, err = called(capsys, *command, "--help")
     assert (code, err) == (0, "")
     assert "Usage: sader" in out
+    assert "<bool>" not in out
+
+
+def test_shell_completion_can_be_installed(capsys):
+    assert "--install-completion" in called(capsys, "--help")[1]
 
 
 def test_version():
@@ -133,9 +142,12 @@ def test_export_takes_the_format_from_the_ending(capsys, monkeypatch, arguments,
 # ---------------------------------------------------------------- info
 
 
-def test_info_lists_the_presets(capsys):
+def test_info_lists_the_presets_and_the_baselines_on_request(capsys):
     code, out, _ = called(capsys, "info", "--json")
     assert code == 0
+    assert {entry["kind"] for entry in json.loads(out)} == {"weights", "preset"}
+    every = json.loads(called(capsys, "info", "--all", "--json")[1])
+    assert len([entry for entry in every if entry["kind"] == "baseline"]) == 13
     entries = {entry["name"]: entry for entry in json.loads(out)}
     assert json.loads(out)[0]["kind"] == "weights"  # what can be used at once comes first
     assert {"sen2_mtc_new", "sen12mscrts_ea", "small", "small_msi"} <= set(entries)

@@ -9,12 +9,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import typer
 from typer.testing import CliRunner
 
 from sader.checkpoint import save_checkpoint
-from sader.cli.evaluate import register
-from sader.cli.main import main
+from sader.cli.main import app, main
 from sader.data.items import Item, clean_this_date, paper_task
 from sader.data.shards import SeriesRecord, write_shard
 from sader.errors import BandError, ConfigError, DataError
@@ -216,8 +214,6 @@ def test_benches_of_other_processes_merge_only_on_the_same_items(items: list[Ite
 
 
 def test_compare_writes_tables_figures_and_every_item(shards: Path, weights: Path, tmp_path: Path):
-    app = typer.Typer()
-    register(app)
     arguments = ["compare", f"mine={weights}", "mosaic", "--data", str(shards), "--limit", "1", "--no-lpips"]
     result = CliRunner().invoke(app, [*arguments, "--pictures", "1", "--examples", "1", "-o", str(tmp_path / "out")])
     assert result.exit_code == 0, result.output

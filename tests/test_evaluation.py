@@ -10,10 +10,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import typer
 from typer.testing import CliRunner
 
-from sader.cli.evaluate import register
+from sader.cli.main import app
 from sader.data.cloud_rules import estimate_cloud_mask
 from sader.data.items import Item, clean_this_date
 from sader.data.shards import SeriesRecord, write_shard
@@ -296,9 +295,6 @@ def test_bad_data_is_explained(tmp_path: Path) -> None:
 
 
 def test_the_command_prints_the_table_and_json(tmp_path: Path) -> None:
-    app = typer.Typer()
-    app.callback()(lambda: None)
-    register(app)
     write_shard(tmp_path / "a.shard", [place()], step=1)
     arguments = ["evaluate", "mosaic", "--data", str(tmp_path), "--limit", "1", "--no-lpips"]
     done = CliRunner().invoke(app, arguments)

@@ -8,28 +8,21 @@ import textwrap
 from pathlib import Path
 
 import pytest
-import typer
 from typer.testing import CliRunner
 
-from sader.cli.train import register
+from sader.cli.train import app
 from sader.training.__main__ import main
 from sader.training.log import read_log
-
-
-def app() -> typer.Typer:
-    made = typer.Typer()
-    register(made)
-    return made
 
 
 def test_train_and_resume_from_typer(tiny: list[str], shards: Path, tmp_path: Path) -> None:
     run = tmp_path / "run"
     options = [word for text in [*tiny, "train.steps=2"] for word in ("--set", text)]
     words = ["train", "small", "--data", str(shards), "--run", str(run), "--quiet", *options]
-    done = CliRunner().invoke(app(), words, catch_exceptions=False)
+    done = CliRunner().invoke(app, words, catch_exceptions=False)
     assert done.exit_code == 0
     assert f"wrote {run / 'model.safetensors'}" in done.output
-    again = CliRunner().invoke(app(), ["train", "--resume", "--run", str(run), "--quiet"], catch_exceptions=False)
+    again = CliRunner().invoke(app, ["train", "--resume", "--run", str(run), "--quiet"], catch_exceptions=False)
     assert again.exit_code == 0
     assert max(step for step, _, _ in read_log(run / "metrics.csv")) == 2
 
@@ -39,7 +32,7 @@ def test_pretrain_guide_from_typer(shards: Path, tmp_path: Path) -> None:
     options = [word for text in overrides for word in ("--set", text)]
     run = tmp_path / "guide"
     words = ["pretrain-guide", "--data", str(shards), "--run", str(run), "--kind", "conv", "--quiet", *options]
-    done = CliRunner().invoke(app(), words, catch_exceptions=False)
+    done = CliRunner().invoke(app, words, catch_exceptions=False)
     assert done.exit_code == 0
     assert (run / "guide.safetensors").is_file()
 

@@ -1,7 +1,8 @@
-"""The command line: parse, call one function, print.
+"""The command line: the root command, `sader demo` and `sader info`.
 
-Nothing heavy is imported at the top: `sader --help` must answer at once, so torch, numpy and Rich's tables are imported
-by the command that needs them. Mistakes in the input are printed as one message, with exit status 2.
+Every other file of this folder holds one Typer app with the commands of a subject; they are joined here. Commands are
+plain functions that parse, call one function and print. Torch, NumPy and Rich are imported inside the commands, so that
+`sader --help` needs none of them. A `SaderError` is printed as one message, with exit status 2.
 """
 
 from __future__ import annotations
@@ -9,17 +10,14 @@ from __future__ import annotations
 import json
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from typer.core import TyperGroup, TyperOption
 
 from sader._version import __version__
-from sader.cli.data import app as data_commands
-from sader.cli.evaluate import register as register_evaluation
-from sader.cli.remove import register as register_geo
-from sader.cli.serve import register as register_viewer
-from sader.cli.tools import register as register_speed
-from sader.cli.train import register as register_training
+from sader.cli import data, evaluate, remove, serve, tools, train
+from sader.cli.options import AsJson, Model, Seed, Steps
 from sader.errors import SaderError
 
 if TYPE_CHECKING:
@@ -29,20 +27,41 @@ if TYPE_CHECKING:
     from sader.evaluation.description import BaselineInfo
     from sader.evaluation.info import ModelEntry, ModelInfo
 
+
+class PlainFlags(TyperGroup):
+    """A group whose help shows flags without the type `<bool>`."""
+
+    def get_params(self, ctx: Any) -> list[Any]:
+        """Return the parameters of the group itself."""
+        return _without_flag_types(super().get_params(ctx))
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        """Return a command of the group."""
+        command = super().get_command(ctx, cmd_name)
+        if command is not None:
+            _without_flag_types(command.get_params(ctx))
+        return command
+
+
+def _without_flag_types(parameters: list[Any]) -> list[Any]:
+    for parameter in parameters:
+        if isinstance(parameter, TyperOption) and parameter.is_flag:
+            parameter.metavar = ""
+    return parameters
+
+
 app = typer.Typer(
     name="sader",
+    cls=PlainFlags,
     help="One cloud-free image from several cloudy satellite acquisitions.",
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 
-AsJson = Annotated[bool, typer.Option("--json", help="Print machine-readable JSON on standard output.")]
 
-
-def _print_version(asked: bool) -> None:
-    if asked:
+def _print_version(wanted: bool) -> None:
+    if wanted:
         print(f"sader {__version__}")
         raise typer.Exit
 
@@ -60,13 +79,9 @@ def root(
 @app.command()
 def demo(
     out: Annotated[Path, typer.Option("--out", "-o", help="Folder for clear.tif and before_after.png.")] = Path("."),
-    model: Annotated[
-        str | None, typer.Option(help="Shipped weights, a preset or a checkpoint file; default: the shipped weights.")
-    ] = None,
-    steps: Annotated[
-        str | None, typer.Option(help="Sampling steps: 4, or 4+1 with resampling; default: the model's own.")
-    ] = None,
-    seed: Annotated[int, typer.Option(help="Seed of the noise: the same seed gives the same image.")] = 0,
+    model: Model = None,
+    steps: Steps = None,
+    seed: Seed = 0,
     as_json: AsJson = False,
 ) -> None:
     """Remove the clouds of a built-in scene with known truth and score the result."""
@@ -128,17 +143,18 @@ def info(
     ] = None,
     dates: Annotated[int, typer.Option(min=1, help="Dates T the cost is counted for.")] = 3,
     size: Annotated[int, typer.Option(min=1, help="Image height and width in pixels the cost is counted for.")] = 256,
+    every: Annotated[bool, typer.Option("--all", help="List the paper's baseline systems as well.")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """List the models, or print what one costs, sees and was trained on."""
+    """List the models, or print the cost, the bands and the training data of one."""
     from sader.evaluation.info import describe, list_models
 
     if model is None:
-        entries = list_models()
+        entries = list_models(baselines=every)
         if as_json:
             print(json.dumps([entry.as_dict() for entry in entries], indent=2))
         else:
-            _print_models(entries)
+            _print_models(entries, every)
         return
     details = describe(model, dates=dates, size=size)
     if as_json:
@@ -147,7 +163,7 @@ def info(
         _print_model(details)
 
 
-def _print_models(entries: list[ModelEntry]) -> None:
+def _print_models(entries: list[ModelEntry], every: bool) -> None:
     from rich.console import Console
     from rich.table import Table
 
@@ -159,13 +175,9 @@ def _print_models(entries: list[ModelEntry]) -> None:
         table.add_row(entry.name, entry.kind, " ".join(entry.bands), " ".join(entry.aux_bands) or "-", count)
     console = Console()
     console.print(table)
-    if not any(entry.trained for entry in entries):
-        console.print("No trained weights are shipped yet.", style="yellow")
-    console.print(
-        "weights: ready for sader remove. preset, baseline: no weights; train them with sader train NAME.\n"
-        "More about one of them: sader info MODEL",
-        highlight=False,
-    )
+    lines = ["weights: ready for sader remove. Other kinds have no weights: train them with sader train NAME."]
+    lines += [] if every else ["The baseline systems of the paper's tables: sader info --all"]
+    console.print("\n".join([*lines, "One model in detail: sader info MODEL"]), highlight=False)
 
 
 def _print_model(details: ModelInfo | BaselineInfo) -> None:
@@ -180,12 +192,9 @@ def _print_model(details: ModelInfo | BaselineInfo) -> None:
     Console().print(table, highlight=False)
 
 
-register_geo(app)
-register_training(app)
-register_evaluation(app)
-register_speed(app)
-register_viewer(app)
-app.add_typer(data_commands, name="data")
+for part in (remove, train, evaluate, tools, serve):
+    app.add_typer(part.app)
+app.add_typer(data.app, name="data", cls=PlainFlags)
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -193,7 +202,7 @@ def main(arguments: list[str] | None = None) -> None:
     arguments = sys.argv[1:] if arguments is None else arguments
     debug = "--debug" in arguments
     try:
-        # Taken out here, so that `sader demo --debug` works as well as `sader --debug demo`.
+        # Removed here, so that `sader demo --debug` works as well as `sader --debug demo`.
         app([argument for argument in arguments if argument != "--debug"], prog_name="sader")
     except SaderError as error:
         if debug:

@@ -1,60 +1,61 @@
-"""`sader export` and `sader bench`: parse, call one function, print. `register(app)` adds them to the command line."""
+"""`sader export` and `sader bench`: parse, call one function, print."""
 
 import json
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
-# No "from __future__ import annotations" here: Typer is imported inside `register` and evaluates the annotations there.
+import typer
+
+from sader.cli.options import AsJson, Device
+
+app = typer.Typer()
 
 
-def register(app: Any) -> None:
-    """Add the commands `export` and `bench` to a Typer app."""
-    import typer
+@app.command()
+def export(
+    model: Annotated[str, typer.Argument(help="Shipped weights, a preset or a checkpoint file.")],
+    out: Annotated[Path, typer.Option("--out", "-o", help="The file to write: *.onnx or *.pt2.")],
+    format: Annotated[
+        str | None,
+        typer.Option(help="onnx, or torch-export (takes about a minute); default: by the file's ending."),
+    ] = None,
+    steps: Annotated[int | None, typer.Option(min=1, help="Sampling steps; default: the model's own.")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Write a model as one graph that runs without sader: any number of dates; it says which sizes."""
+    from sader.inference.export import export_model
 
-    @app.command()
-    def export(
-        model: Annotated[str, typer.Argument(help="Shipped weights, a preset or a checkpoint file.")],
-        out: Annotated[Path, typer.Option("--out", "-o", help="The file to write: *.onnx or *.pt2.")],
-        format: Annotated[
-            str | None,
-            typer.Option(help="onnx, or torch-export (takes about a minute); default: by the file's ending."),
-        ] = None,
-        steps: Annotated[int | None, typer.Option(min=1, help="Sampling steps; default: the model's own.")] = None,
-        as_json: Annotated[bool, typer.Option("--json", help="Print JSON on standard output.")] = False,
-    ) -> None:
-        """Write a model as one graph that runs without sader: any number of dates; it says which sizes."""
-        from sader.inference.export import export_model
+    if format is None:
+        format = "torch-export" if out.suffix == ".pt2" else "onnx"
+    facts = export_model(model, out, format=format, steps=steps)  # type: ignore[arg-type]
+    if as_json:
+        print(json.dumps({**facts, "file": str(out)}, indent=2))
+        return
+    print(f"wrote {out} ({out.stat().st_size / 1e6:.1f} MB): {facts['model']}, steps {facts['steps']}")
+    print(f"inputs {', '.join(facts['inputs'])}; outputs {', '.join(facts['outputs'])}")
+    print(f"height and width: multiples of {facts['multiple']} up to {facts['largest']}")
 
-        if format is None:
-            format = "torch-export" if out.suffix == ".pt2" else "onnx"
-        facts = export_model(model, out, format=format, steps=steps)  # type: ignore[arg-type]
-        if as_json:
-            print(json.dumps({**facts, "file": str(out)}, indent=2))
-            return
-        print(f"wrote {out} ({out.stat().st_size / 1e6:.1f} MB): {facts['model']}, steps {facts['steps']}")
-        print(f"inputs {', '.join(facts['inputs'])}; outputs {', '.join(facts['outputs'])}")
-        print(f"height and width: multiples of {facts['multiple']} up to {facts['largest']}")
 
-    @app.command()
-    def bench(
-        model: Annotated[str | None, typer.Argument(help="Shipped weights, a preset or a checkpoint file.")] = None,
-        steps: Annotated[str, typer.Option(help="Step counts to time, with commas.")] = "1,4",
-        size: Annotated[int, typer.Option(min=16, help="Edge of a tile in pixels.")] = 256,
-        dates: Annotated[int, typer.Option(min=1, help="Dates of a series.")] = 3,
-        runs: Annotated[int, typer.Option(min=1, help="Runs of each; the median counts.")] = 5,
-        quick: Annotated[bool, typer.Option("--quick", help="A rough table in seconds: 128 pixels, 1 run.")] = False,
-        backend: Annotated[str | None, typer.Option(help="Only these, with commas: torch, quick, onnx.")] = None,
-        device: Annotated[str | None, typer.Option(help="cpu, cuda or cuda:1; default: a GPU if there is one.")] = None,
-        as_json: Annotated[bool, typer.Option("--json", help="Print JSON on standard output.")] = False,
-    ) -> None:
-        """Time this machine: tiles and megapixels per second and memory, for each backend and step count."""
-        from sader.cli.bench import measure, print_table
+@app.command()
+def bench(
+    model: Annotated[str | None, typer.Argument(help="Shipped weights, a preset or a checkpoint file.")] = None,
+    steps: Annotated[str, typer.Option(help="Step counts to time, with commas.")] = "1,4",
+    size: Annotated[int, typer.Option(min=16, help="Edge of a tile in pixels.")] = 256,
+    dates: Annotated[int, typer.Option(min=1, help="Dates of a series.")] = 3,
+    runs: Annotated[int, typer.Option(min=1, help="Runs of each; the median counts.")] = 5,
+    quick: Annotated[bool, typer.Option("--quick", help="A rough table in seconds: 128 pixels, 1 run.")] = False,
+    backend: Annotated[str | None, typer.Option(help="Only these, with commas: torch, quick, onnx.")] = None,
+    device: Device = None,
+    as_json: AsJson = False,
+) -> None:
+    """Time this machine: tiles and megapixels per second and memory, for each backend and step count."""
+    from sader.cli.bench import measure, print_table
 
-        rows = measure(
-            model, steps=steps.split(","), size=size, dates=dates, runs=runs, quick=quick, device=device,
-            backends=None if backend is None else backend.split(","),
-        )  # fmt: skip
-        if as_json:
-            print(json.dumps([row.as_dict() for row in rows], indent=2))
-        else:
-            print_table(rows)
+    rows = measure(
+        model, steps=steps.split(","), size=size, dates=dates, runs=runs, quick=quick, device=device,
+        backends=None if backend is None else backend.split(","),
+    )  # fmt: skip
+    if as_json:
+        print(json.dumps([row.as_dict() for row in rows], indent=2))
+    else:
+        print_table(rows)

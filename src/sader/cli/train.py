@@ -1,4 +1,4 @@
-"""`sader train` and `sader pretrain-guide`: parse, call one function, print. `register` adds both to the CLI."""
+"""`sader train` and `sader pretrain-guide`: parse, call one function, print."""
 
 from __future__ import annotations
 
@@ -8,11 +8,14 @@ from typing import Annotated
 
 import typer
 
+app = typer.Typer()
+
 Set = Annotated[list[str] | None, typer.Option("--set", help="A changed key, such as train.steps=2000; repeatable.")]
 Run = Annotated[Path, typer.Option("--run", help="Folder of the run: config, log, checkpoints, weights.")]
 Quiet = Annotated[bool, typer.Option("--quiet", help="No progress bar.")]
 
 
+@app.command()
 def train(
     run: Run,
     preset: Annotated[
@@ -34,6 +37,7 @@ def train(
     typer.echo(f"wrote {path}")
 
 
+@app.command("pretrain-guide")
 def pretrain_guide(
     run: Run,
     data: Annotated[list[str] | None, typer.Option(help="Shards to train on, files or folders; repeatable.")] = None,
@@ -57,9 +61,3 @@ def _training(module: str) -> ModuleType:
 
     require("pytorch_lightning", extra="train", purpose="training")
     return require(module, extra="train", purpose="training")
-
-
-def register(app: typer.Typer) -> None:
-    """Add the training commands to the command line."""
-    app.command("train")(train)
-    app.command("pretrain-guide")(pretrain_guide)

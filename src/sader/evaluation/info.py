@@ -114,11 +114,11 @@ def _plain(value: Any) -> str:
     return ", ".join(map(_plain, value)) if isinstance(value, list) else str(value)
 
 
-def list_models() -> list[ModelEntry]:
-    """Return the shipped weights, which can be used at once, the presets and the baseline systems."""
+def list_models(*, baselines: bool = False) -> list[ModelEntry]:
+    """Return the shipped weights, the presets and, if wanted, the baseline systems of the paper's tables."""
     entries = [_entry(name, "weights", _config(path, read_header(path))) for name, path in shipped().items()]
     entries += [_entry(name, "preset", get_preset(name)) for name in PRESETS]
-    return entries + [_entry(name, "baseline", baseline_config(name)) for name in BASELINES]
+    return entries + [_entry(name, "baseline", baseline_config(name)) for name in BASELINES if baselines]
 
 
 def describe(name: str, *, dates: int = 3, size: int = 256) -> ModelInfo | BaselineInfo:
