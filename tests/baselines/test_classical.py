@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 
 from sader.baselines.classical import CLASSICAL, flat_truth, get_classical
-from sader.data.cloud_rules import USUAL_BANDS, estimate_cloud_mask
-from sader.data.filling import fill_smoothly, grow, local_share
+from sader.data.cloud_rules import USUAL_BANDS, estimate_cloud_mask, fill_smoothly, local_share
 from sader.errors import BandError, ConfigError, ShapeError, ValueRangeError
 
 DATES, BANDS, HEIGHT, WIDTH = 4, 4, 24, 31
@@ -331,13 +330,11 @@ def test_fill_stays_between_its_borders() -> None:
     assert (np.diff(filled[0, 20]) > -0.02).all()  # rises from left to right
 
 
-def test_local_share_and_grow_by_hand() -> None:
+def test_local_share_by_hand() -> None:
     mask = np.zeros((1, 5, 6), bool)
     mask[0, 2, 2] = True
     assert local_share(mask, 1)[0, 1, 1] == pytest.approx(1 / 9)
     assert local_share(mask, 2)[0, 0, 0] == pytest.approx(1 / 9)  # cut to 3x3 at the corner
-    assert grow(mask, 1).sum() == 9
-    assert grow(mask, 0) is mask
 
 
 # ---- bad input -------------------------------------------------------------------------------------------------------

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from sader.baselines.baseline import BaselineInputs
-from sader.baselines.parts.temporal import date_weights, sinusoid, weigh_dates
+from sader.baselines.parts.ddpm import date_weights, sinusoid, weigh_dates
 from sader.baselines.systems.uncrtaints import SYSTEM, UnCRtainTS, UnCRtainTSConfig
 from sader.data.cloud_rules import USUAL_BANDS
 from sader.errors import ConfigError

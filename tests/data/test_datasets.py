@@ -15,14 +15,11 @@ from torch.utils.data import DataLoader
 
 from sader.cli.main import main
 from sader.data.bank import SeriesBank, SeriesMaker
-from sader.data.batch import symmetry_of, turn
 from sader.data.items import paper_task
-from sader.data.pack import RGBN
-from sader.data.packing import pack_dataset
+from sader.data.pack import RGBN, pack_dataset
 from sader.data.plan import PUBLIC_SOURCES, MakerSettings
-from sader.data.public.dataset import PublicSeries, ReadOptions
+from sader.data.public.dataset import SAR_SCALINGS, PublicSeries, ReadOptions, scale_sar
 from sader.data.public.registry import DATASETS, DatasetItems, open_dataset, recognise
-from sader.data.public.scaling import SAR_SCALINGS, resnet_of_reflectance, scale_sar
 from sader.data.shards import ShardWriter, read_shards, split_of
 from sader.errors import BandError, ConfigError, DataError
 from sader.evaluation.run import EvaluationRequest, run_evaluation
@@ -108,7 +105,6 @@ def test_sar_scalings():
     np.testing.assert_allclose(scale_sar(decibel, scaling="resnet")[1, 0], (0, 15 / 32.5, 40 / 32.5, 2, 0), rtol=1e-6)
     np.testing.assert_allclose(scale_sar(decibel, scaling="allclear")[1, 0, 2], 20 / 32.5, rtol=1e-6)
     assert set(SAR_SCALINGS) == {"default", "resnet", "allclear"}
-    np.testing.assert_allclose(resnet_of_reflectance(np.array([0.2])), [1.0])  # counts 2000
 
 
 # ---------------------------------------------------------------- a sequence
@@ -125,36 +121,23 @@ def test_it_is_a_sequence(root: Path):
         dataset[4]
 
 
-def test_augmentation_is_that_of_series_and_keeps_a_series_together(root: Path):
-    dataset = open_dataset(root, split="train")
-    plain, turned = dataset[2], dataset.at_epoch(3, seed=9)[2]
-    symmetry = symmetry_of(9, 3, 2)
-    for name in ("cloudy", "clear", "valid", "clear_valid"):
-        expected = turn(torch.from_numpy(getattr(plain, name)), symmetry).numpy()
-        np.testing.assert_array_equal(getattr(turned, name), expected)
-    seen = {symmetry_of(9, epoch, 2) for epoch in range(60)}
-    assert seen == set(range(8))
-    images = [plain.turned(k).clear.tobytes() for k in range(8)]
-    assert len(set(images)) == 8
-
-
 def _clear(batch: list[PublicSeries]) -> list[bytes]:
     return [series.clear.tobytes() + series.cloudy.tobytes() for series in batch]
 
 
 @pytest.mark.parametrize("workers", [0, 2])
 def test_workers_read_order_and_subsets_change_nothing(root: Path, workers: int):
-    epoch = open_dataset(root, split="all").at_epoch(1, seed=4)
-    wanted = [series.clear.tobytes() + series.cloudy.tobytes() for series in epoch]
-    loader = DataLoader(epoch, batch_size=3, num_workers=workers, collate_fn=_clear)  # type: ignore[arg-type]
+    dataset = open_dataset(root, split="all")
+    wanted = [series.clear.tobytes() + series.cloudy.tobytes() for series in dataset]
+    loader = DataLoader(dataset, batch_size=3, num_workers=workers, collate_fn=_clear)  # type: ignore[arg-type]
     assert [part for batch in loader for part in batch] == wanted
-    backwards = [epoch[index].clear.tobytes() + epoch[index].cloudy.tobytes() for index in reversed(range(len(epoch)))]
+    backwards = [
+        dataset[index].clear.tobytes() + dataset[index].cloudy.tobytes() for index in reversed(range(len(dataset)))
+    ]
     assert backwards[::-1] == wanted
-    part = epoch.subset([7, 2])
+    part = dataset.subset([7, 2])
     assert [series.clear.tobytes() + series.cloudy.tobytes() for series in part] == [wanted[7], wanted[2]]
-    assert pickle.loads(pickle.dumps(epoch))[5].clear.tobytes() == epoch[5].clear.tobytes()
-    assert sorted(epoch.order(1)) == list(range(12))
-    assert list(epoch.order(1)) != list(epoch.order(2))
+    assert pickle.loads(pickle.dumps(dataset))[5].clear.tobytes() == dataset[5].clear.tobytes()
 
 
 def test_nothing_is_written_beside_the_data(root: Path, tmp_path: Path, snapshot):
@@ -164,7 +147,7 @@ def test_nothing_is_written_beside_the_data(root: Path, tmp_path: Path, snapshot
         folder.chmod(0o555)
     try:
         dataset = open_dataset(root, split="train")
-        assert dataset.at_epoch(0)[0].clear.shape == (4, SIDE, SIDE)
+        assert dataset[0].clear.shape == (4, SIDE, SIDE)
         pack_dataset(dataset, tmp_path / "shards")
         request = EvaluationRequest(("median",), (root,), dataset="sen2_mtc_new", split="test", lpips=False)
         run_evaluation(request)
@@ -208,7 +191,7 @@ def test_packed_shards_train_the_papers_task(root: Path, tmp_path: Path):
 
 def test_packing_again_replaces_what_was_there(root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     dataset = open_dataset(root, split="train")
-    monkeypatch.setattr("sader.data.packing.ShardWriter", partial(ShardWriter, limit=1))  # a shard for each series
+    monkeypatch.setattr("sader.data.pack.ShardWriter", partial(ShardWriter, limit=1))  # a shard for each series
     assert len(pack_dataset(dataset, tmp_path)["train"].files) == 4
     other = tmp_path / "train" / "other-000.shard"
     other.touch()

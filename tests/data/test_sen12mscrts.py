@@ -12,8 +12,8 @@ import pytest
 from sader.cli.main import main
 from sader.data.public.dataset import ReadOptions
 from sader.data.public.registry import open_dataset
-from sader.data.public.samplers import choose_dates
 from sader.data.public.sen12mscrts import coverage_table
+from sader.data.public.splits import choose_dates
 from sader.errors import BandError, ConfigError, DataError
 
 SIDE = 8
@@ -102,14 +102,14 @@ def test_masks_and_radar_belong_to_the_chosen_dates(east_asia: Path):
 def test_the_random_sampler_is_keyed_and_never_leaks():
     cover = np.full(30, 0.5)
     cover[[4, 17, 29]] = 0
-    drawn = [choose_dates("published_random", cover, key=(0, epoch, 7)) for epoch in range(40)]
+    drawn = [choose_dates("published_random", cover, number=number) for number in range(40)]
     assert {dates.target for dates in drawn} == {4, 17, 29}
     for dates in drawn:
         assert not dates.leaks
         assert len(dates.inputs) == 3
         around = sorted((*dates.inputs, dates.target))
         assert around == list(range(around[0], around[0] + 4))  # consecutive dates
-    assert drawn == [choose_dates("published_random", cover, key=(0, epoch, 7)) for epoch in range(40)]
+    assert drawn == [choose_dates("published_random", cover, number=number) for number in range(40)]
     assert choose_dates("published_random", np.linspace(0.2, 0.9, 30)).inputs == (1, 2, 3)
     # The middle one of the windows that hold date 17: 14..17, 15..18, 16..19, 17..20.
     assert next(dates for dates in drawn if dates.target == 17).inputs == (16, 18, 19)

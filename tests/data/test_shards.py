@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import io
+import struct
 import tarfile
+import zlib
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from sader.data import codec
-from sader.data.shards import SeriesRecord, ShardWriter, read_shard, read_shards, split_of, write_shard
+from sader.data.shards import SeriesRecord, ShardWriter, encode_record, read_shard, read_shards, split_of, write_shard
 from sader.errors import BandError, ConfigError, DataError, ShapeError
 
 RGBN = ("B02", "B03", "B04", "B08")
@@ -31,22 +32,26 @@ def make_record(name: str = "place_00", seed: int = 0, **changes: object) -> Ser
 
 
 @pytest.mark.parametrize("shape", [(1, 1, 1, 1), (2, 3, 33, 47), (1, 3, 64, 2), (3, 1, 1, 40)])
-def test_codec_is_exact(shape: tuple[int, int, int, int]) -> None:
-    rng = np.random.default_rng(1)
-    units = rng.integers(0, 2000, shape).astype(np.int32)
-    units[units < 300] = 0
-    assert np.array_equal(codec.decode_image(codec.encode_image(units), shape), units)
-    empty = np.zeros(shape, np.int32)
-    assert np.array_equal(codec.decode_image(codec.encode_image(empty), shape), empty)
+@pytest.mark.parametrize("largest", [0, 2000, 65535])
+def test_coding_is_exact_at_step_one(tmp_path: Path, shape: tuple[int, int, int, int], largest: int) -> None:
+    dn = np.random.default_rng(1).integers(0, largest, shape, endpoint=True).astype(np.uint16)
+    dn[dn < 300] = 0
+    write_shard(tmp_path / "a.shard", [SeriesRecord(dn, "a", "b", RGBN[: shape[1]])], step=1)
+    assert np.array_equal(next(read_shard(tmp_path / "a.shard")).dn, dn)
 
 
-def test_codec_uses_bands_and_space() -> None:
-    rng = np.random.default_rng(2)
-    one = smooth(rng, 1, 1, 96, 96).astype(np.int32) // 8
-    alone = len(codec.encode_image(one))
-    assert alone < 0.55 * one.size * 2
-    # A second band that follows the first costs little.
-    assert len(codec.encode_image(np.concatenate([one, one + 7], 1))) < 1.15 * alone
+def test_coding_uses_the_smoothness_of_rows() -> None:
+    dn = smooth(np.random.default_rng(2), 1, 1, 96, 96)
+    assert len(encode_record(SeriesRecord(dn, "a", "b", ("B02",)), step=8)) < 0.6 * dn.nbytes
+
+
+def test_shards_of_the_old_coding_are_refused(tmp_path: Path) -> None:
+    path = tmp_path / "a.shard"
+    write_shard(path, [make_record()])
+    old = struct.pack("<HI", 1, 1)
+    path.write_bytes(b"SADERSHD" + old + struct.pack("<I", zlib.crc32(old)) + path.read_bytes()[18:])
+    with pytest.raises(DataError, match=r"version 1; this sader reads version 2\. Pack it again: sader data pack"):
+        list(read_shard(path))
 
 
 @pytest.mark.parametrize("step", [1, 4, 12])
@@ -64,10 +69,10 @@ def test_round_trip_within_the_step(tmp_path: Path, step: int) -> None:
         assert getattr(first, key) == getattr(record, key)
 
 
-def test_small_counts_never_become_nodata() -> None:
-    dn = np.array([0, 1, 3, 5, 65535], np.uint16)
-    back = codec.dequantise(codec.quantise(dn, 12), 12)
-    assert back.tolist() == [0, 12, 12, 12, 65532]
+def test_small_counts_never_become_nodata(tmp_path: Path) -> None:
+    dn = np.array([0, 1, 3, 5, 65535], np.uint16).reshape(1, 1, 1, 5)
+    write_shard(tmp_path / "a.shard", [SeriesRecord(dn, "a", "b", ("B02",))], step=12)
+    assert next(read_shard(tmp_path / "a.shard")).dn.ravel().tolist() == [0, 12, 12, 12, 65532]
 
 
 def test_any_damaged_byte_is_found(tmp_path: Path) -> None:
@@ -232,8 +237,7 @@ def test_eurosat_tar(tmp_path: Path) -> None:
 
 
 def test_own_folder_and_pack(tmp_path: Path) -> None:
-    from sader.data.pack import read_folder
-    from sader.data.packing import pack_sources
+    from sader.data.pack import pack_sources, read_folder
 
     rng = np.random.default_rng(0)
     own = tmp_path / "own"

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from sader.data.batch import SeriesBatch
-from sader.data.noise import filled_up
+from sader.data.clouds import filled_up
 from sader.training.feed import BatchFeed, no_search
 
 

@@ -39,8 +39,7 @@ def pack(
     eurosat_limit: Annotated[int | None, typer.Option(help="Keep so many mosaics of each EuroSAT class.")] = None,
 ) -> None:  # fmt: skip
     """Turn scenes into compact shards that need only NumPy to read."""
-    from sader.data.pack import MSI, RGBN
-    from sader.data.packing import PackedSplit, pack_dataset, pack_sources
+    from sader.data.pack import MSI, RGBN, PackedSplit, pack_dataset, pack_sources
     from sader.data.shards import SeriesRecord
     from sader.errors import ConfigError
 

@@ -118,7 +118,7 @@ class SeriesBank:
         base, height, width, top, left, turned = torch.from_numpy(facts).to(self.device)[:, :, None, None]
         row = torch.arange(side, device=self.device)[None, :, None]
         column = row.transpose(1, 2)
-        # The inverse of `series.turn`: where does the pixel at (row, column) of the turned window come from?
+        # The inverse of `batch.turn`: where does the pixel at (row, column) of the turned window come from?
         row = torch.where((turned & 1).bool(), side - 1 - row, row)
         column = torch.where((turned & 2).bool(), side - 1 - column, column)
         swap = (turned & 4).bool()

@@ -6,7 +6,7 @@ METHOD 7 (training items) and LESSONS 2 ("clean this date"). Reflectance becomes
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields
 from typing import Any, TypeVar
 
 import numpy as np
@@ -84,11 +84,6 @@ class SeriesBatch:
             moved[field.name] = value if value is None else value.to(device, non_blocking=non_blocking)
         return SeriesBatch(**moved)
 
-    def turned(self, symmetry: int) -> SeriesBatch:
-        """Return the batch with all dates, masks and the target turned alike by `turn`."""
-        images = ("cloudy", "clear", "scored", "hidden", "cloud_mask", "labels", "valid")
-        return replace(self, **{name: turn(getattr(self, name), symmetry) for name in images})
-
 
 def turn(image: Tensor, symmetry: int) -> Tensor:
     """Return (..., H, W) under one of the 8 symmetries of the square.
@@ -102,15 +97,6 @@ def turn(image: Tensor, symmetry: int) -> Tensor:
         image = image.transpose(-2, -1)
     axes = [axis for axis, bit in ((-2, 1), (-1, 2)) if symmetry & bit]
     return image.flip(axes) if axes else image
-
-
-def symmetry_of(seed: int, epoch: int, index: int, *, square: bool = True) -> int:
-    """Return the symmetry (0 to 7) of item `index` in `epoch`; the same whatever was drawn before it.
-
-    Keyed, not drawn from a running generator, so that workers, batch size and resuming change nothing.
-    `square=False` leaves out the swaps of rows and columns.
-    """
-    return int(keyed_generator(seed, epoch, index).integers(8 if square else 4))
 
 
 def keyed_generator(*key: int) -> np.random.Generator:

@@ -1,12 +1,14 @@
 """Training shards: many series in one checked file, readable with NumPy and the standard library alone.
 
-A shard is a header, then records: lengths, a CRC-32, metadata as JSON, the compressed image and labels. Written to a
-temporary name and renamed, so a shard is whole or not there. Readers of GeoTIFF live in `readers.py`.
+A shard is a header, then records: lengths, a CRC-32, metadata as JSON, the compressed image and labels. Images are
+stored as differences of neighbouring pixels in a row, compressed with LZMA. A shard is written under a temporary name
+and renamed, so that a partly written one never has the final name. Readers of GeoTIFF are in `pack.py`.
 """
 
 from __future__ import annotations
 
 import json
+import lzma
 import os
 import re
 import struct
@@ -17,11 +19,10 @@ from pathlib import Path
 
 import numpy as np
 
-from sader.data import codec
 from sader.errors import ConfigError, DataError, OutputError, ShapeError
 
 MAGIC = b"SADERSHD"
-VERSION = 1
+VERSION = 2
 SUFFIX = ".shard"
 DEFAULT_STEP = 4
 """Counts (1/10000 reflectance) between stored values."""
@@ -127,10 +128,35 @@ def encode_record(record: SeriesRecord, *, step: int = DEFAULT_STEP) -> bytes:
     keys = ("name", "source", "bands", "level", "resolution", "days", "group", "extra")
     meta = {key: getattr(record, key) for key in keys} | {"shape": record.dn.shape, "step": step}
     text = json.dumps(meta, separators=(",", ":")).encode()
-    image = codec.encode_image(codec.quantise(record.dn, step))
-    labels = b"" if record.labels is None else codec.encode_labels(record.labels)
+    image = _compress(_quantise(record.dn, step))
+    labels = b"" if record.labels is None else lzma.compress(record.labels.tobytes())
     body = text + image + labels
     return _RECORD.pack(len(text), len(image), len(labels), zlib.crc32(body)) + body
+
+
+def _quantise(dn: np.ndarray, step: int) -> np.ndarray:
+    """Return `dn` (uint16) in units of `step`; 0 stays 0 and no other value becomes 0."""
+    units = (dn.astype(np.uint32) + step // 2) // step
+    return np.where(dn == 0, 0, np.maximum(units, 1)).astype(np.uint16)
+
+
+def _dequantise(units: np.ndarray, step: int) -> np.ndarray:
+    """Return units of `step` as uint16 counts."""
+    return np.minimum(units.astype(np.uint32) * step, 65535).astype(np.uint16)
+
+
+def _compress(units: np.ndarray) -> bytes:
+    """Return uint16 (T, C, H, W) as LZMA of row differences; signs are folded into the lowest bit, low bytes first."""
+    difference = np.diff(units, axis=-1, prepend=np.uint16(0)).view(np.int16)
+    folded = ((difference << 1) ^ (difference >> 15)).astype("<u2")
+    return lzma.compress(folded.view(np.uint8).reshape(-1, 2).T.tobytes())
+
+
+def _decompress(payload: bytes, shape: tuple[int, ...]) -> np.ndarray:
+    """Return the array that `_compress` was called with."""
+    planes = np.frombuffer(lzma.decompress(payload), np.uint8).reshape(2, -1)
+    folded = np.ascontiguousarray(planes.T).view("<u2").reshape(shape)
+    return np.cumsum((folded >> 1) ^ (0 - (folded & 1)), axis=-1, dtype=np.uint16)
 
 
 def read_shard(path: str | Path) -> Iterator[SeriesRecord]:
@@ -143,12 +169,15 @@ def read_shard(path: str | Path) -> Iterator[SeriesRecord]:
     with file:
         head = file.read(_HEADER.size)
         if len(head) < _HEADER.size or not head.startswith(MAGIC):
-            raise DataError(f"{path} starts with {head[:8]!r}; expected {MAGIC!r}. It is no shard: pack it again.")
+            raise DataError(f"{path} starts with {head[:8]!r}; expected {MAGIC!r}. This is no shard; pack it again.")
         _, version, count, checksum = _HEADER.unpack(head)
         if checksum != _header_sum(version, count):
             raise DataError(f"the header of {path} does not match its checksum. Copy or pack it again.")
         if version != VERSION:
-            raise DataError(f"{path} is a shard of version {version}; this sader reads {VERSION}. Pack it again.")
+            raise DataError(
+                f"{path} is a shard of version {version}; this sader reads version {VERSION}. "
+                "Pack it again: sader data pack."
+            )
         for number in range(count):
             yield _read_record(file.read, path, number, count)
         if file.read(1):
@@ -173,10 +202,11 @@ def _read_record(read: Callable[[int], bytes], path: Path, number: int, count: i
         raise DataError(f"{where} does not match its checksum: the file is damaged. Copy or pack it again.")
     meta = json.loads(body[:text_size])
     shape, step, days = tuple(meta.pop("shape")), meta.pop("step"), meta.pop("days")
-    dn = codec.dequantise(codec.decode_image(body[text_size : text_size + image_size], shape), step)
+    dn = _dequantise(_decompress(body[text_size : text_size + image_size], shape), step)
     labels = None
     if label_size:
-        labels = codec.decode_labels(body[text_size + image_size :], (shape[0], *shape[2:]))
+        stored = lzma.decompress(body[text_size + image_size :])
+        labels = np.frombuffer(stored, np.uint8).reshape(shape[0], *shape[2:]).copy()
     meta["bands"] = tuple(meta["bands"])
     return SeriesRecord(dn=dn, labels=labels, days=None if days is None else tuple(days), **meta)
 

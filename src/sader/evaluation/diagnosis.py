@@ -13,8 +13,7 @@ import torch
 
 from sader.data.batch import CLEAR, SHADOW, THICK, UNKNOWN, to_model_range
 from sader.data.cloud_rules import estimate_cloud_mask
-from sader.data.frames import observed
-from sader.data.items import Item
+from sader.data.items import Item, observed
 from sader.data.shards import SeriesRecord
 from sader.errors import DataError
 from sader.evaluation.methods import RemoverMethod

@@ -21,7 +21,7 @@ from einops import rearrange
 from torch import Tensor, nn
 
 from sader.baselines.baseline import BaselineConfig, System
-from sader.baselines.parts.extractor import DateExtractor, ExtractorGan
+from sader.baselines.parts.adversarial import DateExtractor, ExtractorGan
 from sader.baselines.parts.resnet import ReflectConv, down, up
 from sader.errors import ConfigError
 

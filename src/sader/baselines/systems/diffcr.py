@@ -28,8 +28,7 @@ from einops import rearrange
 from torch import Tensor, nn
 
 from sader.baselines.baseline import MAIN, Baseline, BaselineConfig, BaselineInputs, Example, NoiseOf, Phase, System
-from sader.baselines.parts.ddpm import BetaSchedule, sample_multistep, unit_scale
-from sader.baselines.parts.temporal import date_frames, sinusoid
+from sader.baselines.parts.ddpm import BetaSchedule, date_frames, sample_multistep, sinusoid, unit_scale
 from sader.errors import ConfigError
 from sader.method.diffusion import DiffusionConfig, MeanReverting
 from sader.model.blocks import depth_to_space

@@ -24,7 +24,7 @@ from einops import rearrange
 from torch import Tensor, nn
 
 from sader.baselines.baseline import MAIN, Baseline, BaselineConfig, BaselineInputs, Example, NoiseOf, Phase, System
-from sader.baselines.parts.temporal import date_frames, date_weights, weigh_dates
+from sader.baselines.parts.ddpm import date_frames, date_weights, weigh_dates
 from sader.errors import ConfigError
 from sader.method.diffusion import Denoiser, DiffusionConfig
 from sader.method.sampling import karras_sigmas, sample

@@ -20,8 +20,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from sader.baselines.baseline import BaselineConfig, System
-from sader.baselines.parts.adversarial import norm_layer
-from sader.baselines.parts.extractor import DateExtractor, ExtractorGan
+from sader.baselines.parts.adversarial import DateExtractor, ExtractorGan, norm_layer
 from sader.baselines.systems.ctgan import CONFORMER_RECIPE
 
 

@@ -20,8 +20,7 @@ from einops import rearrange
 from torch import Tensor, nn
 
 from sader.baselines.baseline import MAIN, Baseline, BaselineConfig, BaselineInputs, Example, NoiseOf, Phase, System
-from sader.baselines.parts.ddpm import BetaSchedule, sample_ancestral, unit_scale
-from sader.baselines.parts.temporal import date_frames
+from sader.baselines.parts.ddpm import BetaSchedule, date_frames, sample_ancestral, unit_scale
 from sader.baselines.parts.unet import UNet, UNetConfig
 from sader.errors import ConfigError
 from sader.method.diffusion import DiffusionConfig, MeanReverting

@@ -21,7 +21,7 @@ from einops import rearrange
 from torch import Tensor, nn
 
 from sader.baselines.baseline import MAIN, Baseline, BaselineConfig, BaselineInputs, Example, NoiseOf, Phase, System
-from sader.baselines.parts.temporal import date_frames, date_weights, sinusoid, weigh_dates
+from sader.baselines.parts.ddpm import date_frames, date_weights, sinusoid, weigh_dates
 from sader.data.batch import to_model_range, to_reflectance
 from sader.errors import ConfigError
 from sader.model.blocks import GroupNorm32, reflect_pad

@@ -15,11 +15,9 @@ from typing import Any
 import numpy as np
 
 from sader.bands import BANDS_13
-from sader.data.public.dataset import Entry, Key, PublicDataset, PublicSeries, Request
-from sader.data.public.images import check_counts, read_bands, read_counts, same_size
-from sader.data.public.scaling import reflectance_of_counts
+from sader.data.public.dataset import Entry, PublicDataset, PublicSeries, Request, reflectance_of_counts
+from sader.data.public.images import check_counts, file_hash, read_bands, read_counts, same_size
 from sader.data.public.splits import SplitList, list_hash
-from sader.data.public.twins import file_hash
 from sader.errors import DataError
 
 SIDE = 256
@@ -140,7 +138,7 @@ def _place(file: str, roi: str, homes: list[Path]) -> Path:
     return next((home / relative for home in homes if (home / relative).is_file()), homes[0] / relative)
 
 
-def _read(entry: Entry, key: Key) -> PublicSeries:
+def _read(entry: Entry) -> PublicSeries:
     paths = [*_target(entry), *entry.inputs]
     images = [read_counts(path, BANDS_13, centre=SIDE) for path in paths]
     for path, (counts, seen) in zip(paths, images, strict=True):

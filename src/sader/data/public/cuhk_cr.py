@@ -10,10 +10,9 @@ from functools import partial
 from pathlib import Path
 
 from sader.data.public.dataset import Entry, PublicDataset, Request
-from sader.data.public.images import files_in
+from sader.data.public.images import files_in, without_twins
 from sader.data.public.rice import read_pair
 from sader.data.public.splits import SplitList, list_hash
-from sader.data.public.twins import without_twins
 from sader.errors import DataError
 
 BANDS = ("B04", "B03", "B02", "B08")

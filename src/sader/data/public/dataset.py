@@ -1,7 +1,8 @@
 """What every reader of a public dataset returns: `PublicDataset`, a sequence of `PublicSeries` read on demand.
 
-METHOD 6. One series is the paper's task: cloudy dates in, one clear image of another date out. Augmentation is keyed by
-(seed, epoch, index), so workers, read order and resuming change nothing. Which files make a series is for the readers.
+One series is the paper's task: cloudy dates in, one clear image of another date out. Random choices depend on the
+index of the series alone, so that workers, read order and resuming change nothing. The readers decide which files form
+a series.
 """
 
 from __future__ import annotations
@@ -13,17 +14,46 @@ from typing import TYPE_CHECKING, Any, overload
 
 import numpy as np
 
-from sader.data.batch import CLEAR, UNKNOWN, keyed_generator, symmetry_of
-from sader.data.public.scaling import counts_of_reflectance
+from sader.data.batch import CLEAR, UNKNOWN, keyed_generator
 from sader.data.public.splits import SplitList
 from sader.data.shards import SeriesRecord
-from sader.errors import BandError, ConfigError, DataError
+from sader.errors import BandError, ConfigError, DataError, did_you_mean
+
+SAR_SCALINGS: dict[str, str] = {
+    "default": "VV and VH: (clip(dB, -25, 0) + 25) / 25, in [0, 1] (SEN12MS-CR-TS, UnCRtainTS, EMRDM)",
+    "resnet": "VV: 2 (clip(dB, -25, 0) + 25) / 25; VH: 2 (clip(dB, -32.5, 0) + 32.5) / 32.5, in [0, 2] (CR-TS Net)",
+    "allclear": "VV: (clip(dB, -25, 0) + 25) / 25; VH: (clip(dB, -32.5, 0) + 32.5) / 32.5, in [0, 1] (AllClear)",
+}
+"""Named ways to scale Sentinel-1 decibels, with their formulas."""
+
+
+def reflectance_of_counts(counts: np.ndarray) -> np.ndarray:
+    """Return clip(counts, 0, 10000) / 10000 as float32: SEN12MS-CR(-TS) and AllClear "default".
+
+    Sen2_MTC_New is published without the clip; only clouds brighter than reflectance 1 differ.
+    """
+    return (np.clip(counts, 0, 10000) / 10000).astype(np.float32)
+
+
+def counts_of_reflectance(reflectance: np.ndarray, seen: np.ndarray) -> np.ndarray:
+    """Return uint16 counts (..., C, H, W), 0 exactly where not `seen` (..., H, W): a black pixel becomes 1."""
+    counts = np.clip(np.rint(reflectance.astype(np.float64) * 10000), 1, 65535)
+    return np.where(seen[..., None, :, :], counts, 0).astype(np.uint16)
+
+
+def scale_sar(decibel: np.ndarray, *, scaling: str = "default") -> np.ndarray:
+    """Return Sentinel-1 (2, H, W) VV, VH in dB under a name of `SAR_SCALINGS`; what is not finite becomes the floor."""
+    if scaling not in SAR_SCALINGS:
+        raise ConfigError(f"unknown SAR scaling {scaling!r}{did_you_mean(scaling, SAR_SCALINGS)}")
+    floors = (-25.0, -25.0) if scaling == "default" else (-25.0, -32.5)
+    top = 2.0 if scaling == "resnet" else 1.0
+    floor = np.array(floors, np.float32)[:, None, None]
+    clean = np.where(np.isfinite(decibel), decibel, floor)
+    return (top * (np.clip(clean, floor, 0) - floor) / -floor).astype(np.float32)
+
 
 if TYPE_CHECKING:
     from sader.data.items import Item
-
-Key = tuple[int, int, int]
-"""(seed, epoch, index): all that a random choice may depend on."""
 
 
 @dataclass(frozen=True)
@@ -37,7 +67,7 @@ class ReadOptions:
     inputs: int = 3
     """Cloudy dates T of a series, where the dataset leaves the choice (SEN12MS-CR-TS)."""
     sar: str | None = None
-    """Read Sentinel-1 as `aux` under this name of `scaling.SAR_SCALINGS`; None reads none."""
+    """Read Sentinel-1 as `aux` under this name of `SAR_SCALINGS`; None reads none."""
     coverage: str | Path = "auto"
     """SEN12MS-CR-TS cloud cover of the dates: masks (`*_mask.npy` beside the images), rules, auto (masks if every
     image of the split has one, else rules), or the path of a JSON table."""
@@ -68,7 +98,7 @@ class Entry:
     """Other files by kind: masks, infrared, Sentinel-1."""
     facts: Mapping[str, Any] = field(default_factory=dict)
     number: int = 0
-    """Its index in the split: the key of its augmentation, also within a subset."""
+    """Its index in the split, also within a subset; random choices depend on it alone."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -115,15 +145,6 @@ class PublicSeries:
             raise BandError(f"{self.name} has bands {', '.join(self.bands)}; expected some of {', '.join(bands)}.")
         index = [self.bands.index(band) for band in names]
         return replace(self, cloudy=self.cloudy[:, index], clear=self.clear[index], bands=names)
-
-    def turned(self, symmetry: int) -> PublicSeries:
-        """Return the series with all images turned alike by `series.turn`."""
-        changed: dict[str, Any] = {
-            name: _turn(value, symmetry)
-            for name in ("cloudy", "clear", "valid", "clear_valid", "cloud_mask", "aux")
-            if (value := getattr(self, name)) is not None
-        }
-        return replace(self, **changed)
 
     def item(self, bands: Sequence[str] | None = None, aux_bands: Sequence[str] = ()) -> Item:
         """Return the series as an evaluation item of the paper's task, scored wherever the target is known.
@@ -188,7 +209,7 @@ class PublicSeries:
         )
 
 
-Reader = Callable[[Entry, Key], PublicSeries]
+Reader = Callable[[Entry], PublicSeries]
 
 
 @dataclass(frozen=True)
@@ -206,9 +227,6 @@ class PublicDataset(Sequence[PublicSeries]):
     resolution: float | None = 10.0
     notes: dict[str, Any] = field(default_factory=dict)
     """What else a report should say, such as places missing on disk."""
-    seed: int = 0
-    epoch: int | None = None
-    """None: as on disk; a number: turned by the symmetry of (seed, epoch, index)."""
 
     def __post_init__(self) -> None:
         numbered = tuple(replace(entry, number=number) for number, entry in enumerate(self.entries))
@@ -232,26 +250,13 @@ class PublicDataset(Sequence[PublicSeries]):
     def __getitem__(self, index: int | slice) -> PublicSeries | PublicDataset:
         if isinstance(index, slice):
             return self.subset(range(len(self))[index])
-        entry = self.entries[index]
-        series = self.read(entry, (self.seed, self.epoch or 0, entry.number))
-        if self.epoch is None:
-            return series
-        square = series.clear.shape[-2] == series.clear.shape[-1]
-        return series.turned(symmetry_of(self.seed, self.epoch, entry.number, square=square))
+        return self.read(self.entries[index])
 
     def __iter__(self) -> Iterator[PublicSeries]:
         return (self[index] for index in range(len(self)))
 
-    def at_epoch(self, epoch: int, *, seed: int = 0) -> PublicDataset:
-        """Return the dataset as training sees it in `epoch`: each series under its own symmetry of the square."""
-        return replace(self, seed=seed, epoch=epoch)
-
-    def order(self, epoch: int, *, seed: int = 0) -> np.ndarray:
-        """Return the shuffled indexes of `epoch`, a function of (seed, epoch) alone."""
-        return keyed_generator(seed, epoch, 0x5EED).permutation(len(self))
-
     def subset(self, indexes: Iterable[int]) -> PublicDataset:
-        """Return the dataset with these series only; their augmentation stays what it was."""
+        """Return the dataset with these series only; their random choices do not change."""
         return replace(self, entries=tuple(self.entries[index] for index in indexes))
 
     def limited(self, per_group: int | None, *, seed: int = 0) -> PublicDataset:
@@ -296,14 +301,6 @@ class PublicDataset(Sequence[PublicSeries]):
             "protocol": self.request.protocol, "series": len(self), "groups": len({e.group for e in self.entries}),
             "lists": self.lists.origin, "lists_sha256": self.lists.sha256, **self.notes,
         }  # fmt: skip
-
-
-def _turn(image: np.ndarray, symmetry: int) -> np.ndarray:
-    """Return (..., H, W) under `series.turn`'s symmetry, as NumPy."""
-    if symmetry & 4:
-        image = image.swapaxes(-2, -1)
-    axes = tuple(axis for axis, bit in ((-2, 1), (-1, 2)) if symmetry & bit)
-    return np.ascontiguousarray(np.flip(image, axes) if axes else image)
 
 
 def check_choice(value: str, known: Iterable[str], what: str, name: str) -> None:

@@ -11,10 +11,9 @@ from pathlib import Path
 
 import numpy as np
 
-from sader.data.public.dataset import Entry, Key, PublicDataset, PublicSeries, Request
-from sader.data.public.images import files_in, natural_key, read_picture, same_size
+from sader.data.public.dataset import Entry, PublicDataset, PublicSeries, Request
+from sader.data.public.images import content_groups, files_in, natural_key, read_picture, same_size, without_twins
 from sader.data.public.splits import SplitList, by_hash, folder_list, list_hash, read_list
-from sader.data.public.twins import content_groups, without_twins
 from sader.errors import DataError
 
 BANDS = ("B04", "B03", "B02")
@@ -105,7 +104,7 @@ def _lists(root: Path, base: Path, names: list[str], request: Request, split: st
     return SplitList(own, Path(str(lists)).name, list_hash(own))
 
 
-def read_pair(entry: Entry, key: Key, *, bands: tuple[str, ...]) -> PublicSeries:
+def read_pair(entry: Entry, *, bands: tuple[str, ...]) -> PublicSeries:
     """Return a series of one date from a pair of pictures, with infrared and mask where the entry has them."""
     assert entry.target is not None
     paths = [entry.target, *entry.inputs]

@@ -14,9 +14,8 @@ from pathlib import Path
 import numpy as np
 
 from sader.bands import BANDS_13
-from sader.data.public.dataset import Entry, Key, PublicDataset, PublicSeries, Request
+from sader.data.public.dataset import Entry, PublicDataset, PublicSeries, Request, reflectance_of_counts, scale_sar
 from sader.data.public.images import check_counts, files_in, natural_key, read_bands, read_counts, same_size
-from sader.data.public.scaling import reflectance_of_counts, scale_sar
 from sader.data.public.splits import SplitList, frozen_list, joined, list_hash, read_list
 from sader.errors import DataError
 
@@ -112,7 +111,7 @@ def _entries(region: str, cloudy: Path, layout: str, request: Request) -> list[E
     return entries
 
 
-def _read(entry: Entry, key: Key, *, sar: str | None) -> PublicSeries:
+def _read(entry: Entry, *, sar: str | None) -> PublicSeries:
     assert entry.target is not None
     paths = [entry.target, *entry.inputs]
     images = [read_counts(path, BANDS_13) for path in paths]

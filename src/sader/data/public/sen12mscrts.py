@@ -2,7 +2,7 @@
 
 METHOD 6, USERS C. `ROIsXXXX/N/{S1,S2}/<0..29>/*_patch_K.tif`, the sixth part of a name is the date. `sen12mscrts` is
 all regions, `sen12mscrts_ea` East Asia with all three test regions, `sen12mscrts_ea_published` the same with
-ROIs1868/73 alone as test, which is what the published East Asia figures are. Samplers: `samplers.py`.
+ROIs1868/73 alone as test, which is what the published East Asia figures are. Samplers: `splits.SAMPLERS`.
 """
 
 from __future__ import annotations
@@ -17,11 +17,9 @@ from pathlib import Path
 import numpy as np
 
 from sader.bands import BANDS_13
-from sader.data.public.dataset import Entry, Key, PublicDataset, PublicSeries, Request
+from sader.data.public.dataset import Entry, PublicDataset, PublicSeries, Request, reflectance_of_counts, scale_sar
 from sader.data.public.images import read_bands, read_counts, read_mask, same_size
-from sader.data.public.samplers import SAMPLERS, choose_dates
-from sader.data.public.scaling import reflectance_of_counts, scale_sar
-from sader.data.public.splits import SplitList, frozen_list, joined, list_hash, read_list
+from sader.data.public.splits import SAMPLERS, SplitList, choose_dates, frozen_list, joined, list_hash, read_list
 from sader.errors import ConfigError, DataError, OutputError
 
 __all__ = ["REGIONS", "SAMPLERS", "SPLITS", "coverage_table", "open_sen12mscrts"]
@@ -185,7 +183,6 @@ def _cover(entry: Entry, source: str) -> tuple[np.ndarray, list[np.ndarray] | No
 
 def _read(
     entry: Entry,
-    key: Key,
     *,
     sampler: str,
     inputs: int,
@@ -204,7 +201,7 @@ def _read(
         cover = np.array(table[entry.name])
     else:
         cover, masks = _cover(entry, coverage)
-    chosen = choose_dates(sampler, cover, inputs=inputs, days=days, key=key)
+    chosen = choose_dates(sampler, cover, inputs=inputs, days=days, number=entry.number)
     paths = [entry.inputs[number] for number in (chosen.target, *chosen.inputs)]
     images = [read_counts(path, BANDS_13) for path in paths]
     same_size(paths, [counts for counts, _ in images])

@@ -13,9 +13,8 @@ from pathlib import Path
 
 import numpy as np
 
-from sader.data.public.dataset import Entry, Key, PublicDataset, PublicSeries, Request
+from sader.data.public.dataset import Entry, PublicDataset, PublicSeries, Request, reflectance_of_counts
 from sader.data.public.images import check_counts, files_in, read_counts, read_picture, same_size
-from sader.data.public.scaling import reflectance_of_counts
 from sader.data.public.splits import SplitList, by_hash, folder_list, frozen_list, joined, list_hash, read_list
 from sader.errors import DataError
 
@@ -101,7 +100,7 @@ def _tile_entries(tile: Path) -> list[Entry]:
     return entries
 
 
-def _read_new(entry: Entry, key: Key) -> PublicSeries:
+def _read_new(entry: Entry) -> PublicSeries:
     assert entry.target is not None
     paths = [entry.target, *entry.inputs]
     images = [read_counts(path, BANDS) for path in paths]
@@ -191,7 +190,7 @@ def _old_entry(base: Path, name: str, there: set[str]) -> Entry:
     )
 
 
-def _read_old(entry: Entry, key: Key) -> PublicSeries:
+def _read_old(entry: Entry) -> PublicSeries:
     assert entry.target is not None
     paths = [entry.target, *entry.inputs, *entry.more["infrared"]]
     colours = [read_picture(path) for path in paths[: 1 + DATES]]

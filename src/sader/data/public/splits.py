@@ -15,9 +15,11 @@ from functools import cache
 from importlib import resources
 from pathlib import Path
 
+import numpy as np
+
+from sader.data.batch import keyed_generator
 from sader.errors import ConfigError, DataError, did_you_mean
 
-LISTS = ("folder", "frozen", "hash")
 """Where a list may come from: the dataset's own folder, this package, or the rule `by_hash`. A path is taken too."""
 
 
@@ -110,3 +112,64 @@ def joined(lists: Sequence[SplitList]) -> SplitList:
     """Return several lists as one."""
     names = tuple(dict.fromkeys(name for each in lists for name in each.names))
     return SplitList(names, ", ".join(dict.fromkeys(each.origin for each in lists)), list_hash(names))
+
+
+CLEAR_COVER = 1e-3
+"""Cloud cover below which a date counts as clear."""
+SAMPLERS = {
+    "leak_free": "target: the least cloudy date; inputs: the first T dates of another day than the target's",
+    "published": "target: the least cloudy date; inputs: the first T dates, the target among them whenever it is one "
+    "of these (the answer is then an input; the published val and test figures)",
+    "published_random": "target: a date under 0.1 % cover drawn by the index of the series, else the least cloudy; "
+    "inputs: the other dates of the middle window of T + 1 dates around it (published training; no leak)",
+}
+
+
+@dataclass(frozen=True)
+class Dates:
+    """Numbers of the chosen dates."""
+
+    inputs: tuple[int, ...]
+    target: int
+
+    @property
+    def leaks(self) -> bool:
+        """Whether the target is an input."""
+        return self.target in self.inputs
+
+
+def choose_dates(
+    sampler: str,
+    coverage: Sequence[float] | np.ndarray,
+    *,
+    inputs: int = 3,
+    days: Sequence[float] | None = None,
+    number: int = 0,
+) -> Dates:
+    """Return the dates a sampler of `SAMPLERS` chooses.
+
+    coverage: cloud cover of each date, 1 for blank ones; days: acquisition days, of which `leak_free` takes none twice
+    with the target's; number: index of the series, the seed of `published_random`.
+    """
+    cover = np.asarray(coverage, np.float64)
+    if len(cover) < inputs + 1:
+        raise DataError(
+            f"a patch has {len(cover)} dates; expected at least {inputs + 1}: {inputs} inputs and a target."
+        )
+    target = int(cover.argmin())
+    if sampler == "published":
+        return Dates(tuple(range(inputs)), target)
+    if sampler == "published_random":
+        clear = np.flatnonzero(cover < CLEAR_COVER)
+        if len(clear):
+            target = int(clear[keyed_generator(0, 0, number, 0xDA7E).integers(len(clear))])
+        first, last = max(0, target - inputs), min(target, len(cover) - inputs - 1)
+        start = range(first, last + 1)[(last + 1 - first) // 2]
+        return Dates(tuple(date for date in range(start, start + inputs + 1) if date != target), target)
+    assert sampler == "leak_free", sampler
+    others = [date for date in range(len(cover)) if date != target and (days is None or days[date] != days[target])]
+    if len(others) < inputs:
+        raise DataError(
+            f"a patch has {len(others)} dates of other days than its target; expected {inputs}. Ask for fewer inputs."
+        )
+    return Dates(tuple(others[:inputs]), target)

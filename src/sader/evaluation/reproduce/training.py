@@ -58,7 +58,7 @@ def training_shards(setting: Setting) -> tuple[str, ...]:
     """Return the shards to train on, packed from the public dataset the first time."""
     if setting.dataset == HERE:
         return setting.shards
-    from sader.data.packing import pack_dataset
+    from sader.data.pack import pack_dataset
 
     folder = setting.out / "shards" / setting.label
     done = folder / "packed.json"
