@@ -9,13 +9,17 @@ PIP    := $(BIN)/python -m pip --quiet --disable-pip-version-check install
 # Extra arguments, for example: make test ARGS="tests/test_cli.py -x" or make demo ARGS="--steps 4 --out demo"
 ARGS ?=
 
+# Processes that run the tests side by side; 0 runs them in one process (for a debugger).
+WORKERS ?= logical
+
 .DELETE_ON_ERROR:
-.PHONY: help demo serve docs test lint format bench clean distclean
+.PHONY: help demo serve docs test test-all lint format bench clean distclean
 
 help:
 	@echo "make demo    remove the clouds of the built-in scene: clear.tif and before_after.png"
 	@echo "make serve   the same in your browser: a local page to look, compare and download"
-	@echo "make test    run the tests                (ARGS=... goes to pytest, for example ARGS=--slow)"
+	@echo "make test    run the tests, one worker per core (ARGS=... goes to pytest, for example ARGS=tests/model)"
+	@echo "make test-all   the same with the slow ones"
 	@echo "make docs    build the documents into site/, any warning is an error"
 	@echo "make lint    ruff and mypy                (make format repairs what ruff can)"
 	@echo "make bench   run the scripts of benchmarks/"
@@ -30,8 +34,12 @@ serve: $(VENV)/.installed-serve
 docs: $(VENV)/.installed-dev
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict $(ARGS)
 
+# One worker per core, each with one thread: the networks of the tests are too small to gain from more.
 test: $(VENV)/.installed-dev
-	$(BIN)/python -m pytest $(ARGS)
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses $(WORKERS) --dist worksteal $(ARGS)
+
+test-all:
+	@$(MAKE) --no-print-directory test ARGS="--slow $(ARGS)"
 
 lint: $(VENV)/.installed-dev
 	$(BIN)/ruff check .

@@ -1,0 +1,101 @@
+"""The size of the source and the length of its longest paths stay below fixed limits (`tools/walks.py` counts them)."""
+
+from __future__ import annotations
+
+import ast
+import importlib.util
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+import sader
+
+PACKAGE = Path(sader.__file__).parent
+TOOL = Path(__file__).parents[1] / "tools" / "walks.py"
+
+LINES, MODULES = 39_500, 235
+CYCLES, CIRCLES = 2, 1
+FILES_IN_A_FOLDER, FULL_FOLDERS = 12, 5
+FUNCTION_LINES, LONG_FUNCTIONS = 80, 9
+"""At most LONG_FUNCTIONS functions have more than FUNCTION_LINES lines; FULL_FOLDERS is meant likewise."""
+WALKS = {"call": (23, 9), "remove": (54, 20), "step": (31, 10)}
+"""Files entered, and frames of the package down to `MTCDN.forward`."""
+
+
+@pytest.fixture(scope="module")
+def walks() -> ModuleType:
+    """`tools/walks.py` as a module."""
+    spec = importlib.util.spec_from_file_location("walks", TOOL)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules["walks"] = module  # dataclasses look their module up
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_source_stays_small(walks):
+    source = walks.count_source(PACKAGE)
+    assert source.lines <= LINES
+    assert source.modules <= MODULES
+    assert len(source.cycles) <= CYCLES, source.cycles
+    assert len(source.circles) <= CIRCLES, source.circles
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", WALKS)
+def test_an_operation_enters_few_files(walks, name):
+    files, depth = WALKS[name]
+    walk = walks.profile(name, PACKAGE)
+    assert 0 < len(walk.files) <= files, walk.files
+    assert 0 < walk.depth <= depth
+
+
+def test_folders_hold_few_files():
+    folders = {path for path in PACKAGE.rglob("*") if path.is_dir() and (path / "__init__.py").exists()} | {PACKAGE}
+    modules = {folder: [p.name for p in folder.glob("*.py") if not p.name.startswith("_")] for folder in folders}
+    modules.pop(PACKAGE / "baselines" / "systems")  # one file for each system of the tables of the paper
+    full = {folder.name: len(names) for folder, names in modules.items() if len(names) > FILES_IN_A_FOLDER}
+    assert len(full) <= FULL_FOLDERS, full
+
+
+def test_every_folder_describes_itself():
+    silent = [
+        str(path.relative_to(PACKAGE))
+        for path in PACKAGE.rglob("__init__.py")
+        if not ast.get_docstring(ast.parse(path.read_text(encoding="utf-8")))
+    ]
+    assert not silent
+
+
+def test_functions_are_short():
+    long = {}
+    for path in PACKAGE.rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+                lines = (node.end_lineno or node.lineno) - node.lineno + 1
+                if lines > FUNCTION_LINES:
+                    long[f"{path.relative_to(PACKAGE)}:{node.name}"] = lines
+    assert len(long) <= LONG_FUNCTIONS, long
+
+
+def test_cycles_are_found(walks, tmp_path):
+    package = tmp_path / "pack"
+    (package / "low").mkdir(parents=True)
+    (package / "__init__.py").write_text("")
+    (package / "low" / "__init__.py").write_text("")
+    (package / "low" / "one.py").write_text("def late():\n    from pack.low import two\n")
+    (package / "low" / "two.py").write_text("from pack.low.one import late\n")
+    (package / "high.py").write_text("from pack.low.two import late\n")
+    source = walks.count_source(package)
+    assert source.cycles == [["pack.low.one", "pack.low.two"]]
+    assert source.circles == []
+    assert (source.lines, source.modules) == (4, 5)
+    (package / "low" / "one.py").write_text("import pack.high\n")
+    assert walks.count_source(package).circles == [["high", "low"]]
+    (package / "low" / "one.py").write_text(
+        "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    import pack.high\n"
+    )
+    assert walks.count_source(package).cycles == []
