@@ -197,7 +197,7 @@ def test_failing_write_leaves_the_old_file(path, monkeypatch, step):
     def full(*_: object) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(module.os, step, full)
+    monkeypatch.setattr(f"sader.files.os.{step}", full)
     with pytest.raises(OutputError, match=r"cannot write .*: No space left on device\. Free space") as error:
         write_atomically(path, b"new")
     assert str(path) in str(error.value)

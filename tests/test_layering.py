@@ -21,7 +21,7 @@ OPTIONAL = {f"model.{name}": {"triton"} for name in ("kernels", "joinkernels", "
 
 # Lowest first. A module may import from its own folder and from those before it.
 RANKS: tuple[tuple[str, ...], ...] = (
-    ("errors", "_version", "bands", "bandnames", "config"),
+    ("errors", "_version", "files", "bands", "bandnames", "config"),
     ("model",),
     ("method",),
     ("data",),

@@ -6,10 +6,8 @@ repository (`owner/name`, only with huggingface_hub installed).
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import json
-import os
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -22,7 +20,8 @@ from safetensors.torch import save
 from sader.bands import BANDS_RGBN
 from sader.baselines.baseline import Baseline, BaselineModelConfig
 from sader.config import ModelConfig, to_dict
-from sader.errors import CheckpointError, OutputError, did_you_mean
+from sader.errors import CheckpointError, did_you_mean
+from sader.files import write_atomically
 from sader.method.diffusion import Denoiser
 from sader.model.mtcdn import MTCDN
 from sader.models import AnyModelConfig, build_baseline, model_from_dict
@@ -73,23 +72,6 @@ def save_checkpoint(
     }
     header = {"format": FORMAT, "config": to_dict(config), "card": card or {}}
     write_atomically(Path(path), save(tensors, metadata={"sader": json.dumps(header)}))
-
-
-def write_atomically(path: Path, content: bytes) -> None:
-    """Write bytes so that `path` holds either the old or the new content, even after a crash or a full disk."""
-    partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with open(partial, "wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(partial, path)
-    except OSError as error:
-        with contextlib.suppress(OSError):  # where the folder itself is the trouble there is nothing to remove
-            partial.unlink()
-        reason = error.strerror or error
-        raise OutputError(f"cannot write {path}: {reason}. Free space or choose another folder.") from error
 
 
 def load_checkpoint(path: str | Path) -> Checkpoint:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 import lzma
-import os
 import re
 import struct
 import zlib
@@ -19,7 +18,8 @@ from pathlib import Path
 
 import numpy as np
 
-from sader.errors import ConfigError, DataError, OutputError, ShapeError
+from sader.errors import ConfigError, DataError, ShapeError
+from sader.files import write_atomically
 
 MAGIC = b"SADERSHD"
 VERSION = 2
@@ -105,19 +105,8 @@ def write_shard(path: str | Path, records: Iterable[SeriesRecord], *, step: int 
 
 
 def _write_blobs(path: Path, blobs: list[bytes]) -> int:
-    partial = path.with_name(path.name + ".partial")
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with open(partial, "wb") as file:
-            file.write(_HEADER.pack(MAGIC, VERSION, len(blobs), _header_sum(VERSION, len(blobs))))
-            file.writelines(blobs)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(partial, path)
-    except OSError as error:
-        partial.unlink(missing_ok=True)
-        reason = error.strerror or error
-        raise OutputError(f"cannot write shard {path}: {reason}. Free space or choose another --out.") from error
+    header = _HEADER.pack(MAGIC, VERSION, len(blobs), _header_sum(VERSION, len(blobs)))
+    write_atomically(path, [header, *blobs])
     return path.stat().st_size
 
 

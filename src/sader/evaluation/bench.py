@@ -15,12 +15,12 @@ from zipfile import BadZipFile
 
 import numpy as np
 
-from sader.checkpoint import write_atomically
 from sader.data.items import Item
 from sader.errors import DataError
 from sader.evaluation.costs import MethodCost, cost_of, with_memory
 from sader.evaluation.gallery import Example, choose_examples, cut, example_of
 from sader.evaluation.scoring import Method, Progress, Row, score_items
+from sader.files import write_atomically
 
 
 @dataclass(frozen=True)

@@ -18,9 +18,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from sader.checkpoint import write_atomically
 from sader.errors import OutputError, ShapeError
 from sader.figures.picture import Picture
+from sader.files import write_atomically
 
 if TYPE_CHECKING:
     from PIL import Image

@@ -8,7 +8,6 @@
 from __future__ import annotations
 
 import json
-import os
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -19,10 +18,11 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
+from safetensors.torch import save
 from torch import Tensor, nn
 
-from sader.errors import BandError, CheckpointError, ConfigError, OutputError, did_you_mean
+from sader.errors import BandError, CheckpointError, ConfigError, did_you_mean
+from sader.files import write_atomically
 from sader.model.blocks import group_norm, zero_init
 from sader.model.infill import (
     check_holes,
@@ -204,16 +204,7 @@ def save_guide(
     metadata = {"sader_guide": kind, "config": json.dumps(asdict(network.config)), "card": json.dumps(card or {})}
     dtype = torch.float16 if half else torch.float32
     tensors = {name: value.detach().cpu().to(dtype).contiguous() for name, value in network.state_dict().items()}
-    path = Path(path)
-    partial = path.with_name(path.name + ".partial")
-    try:
-        save_file(tensors, partial, metadata=metadata)
-        os.replace(partial, path)
-    except (OSError, SafetensorError) as error:
-        partial.unlink(missing_ok=True)
-        raise OutputError(
-            f"cannot write the guide to {path}: {error}. Check that the folder exists and has room."
-        ) from error
+    write_atomically(Path(path), save(tensors, metadata=metadata))
 
 
 def load_guide(path: str | Path) -> LearnedGuide:

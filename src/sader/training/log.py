@@ -11,8 +11,8 @@ from pytorch_lightning import LightningModule, Trainer
 from pytorch_lightning.callbacks import TQDMProgressBar
 from pytorch_lightning.loggers.logger import Logger
 
-from sader.checkpoint import write_atomically
 from sader.errors import OutputError
+from sader.files import write_atomically
 
 
 class CsvLog(Logger):

@@ -13,8 +13,8 @@ from typing import Any
 
 import torch
 
-from sader.checkpoint import write_atomically
 from sader.errors import OutputError, TrainingError
+from sader.files import write_atomically
 
 FOLDER = "checkpoints"
 KEEP = 2

@@ -10,7 +10,7 @@ import tarfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from sader.checkpoint import write_atomically
+from sader.files import write_atomically
 
 NAME = "results.tgz"
 LARGEST = 15 * 2**20

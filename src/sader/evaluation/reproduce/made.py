@@ -13,12 +13,12 @@ from pathlib import Path
 import numpy as np
 
 from sader.bands import BANDS_13, BANDS_RGBN
-from sader.checkpoint import write_atomically
 from sader.data.batch import CLEAR, THICK
 from sader.data.shards import SeriesRecord, write_shard
 from sader.data.synthetic.scene import SyntheticSeries, make_series
 from sader.errors import require
 from sader.evaluation.reproduce import published as paper
+from sader.files import write_atomically
 
 SIDE = 32
 DONE = "made"

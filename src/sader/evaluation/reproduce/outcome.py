@@ -11,7 +11,6 @@ from typing import Any
 import numpy as np
 
 from sader._version import __version__
-from sader.checkpoint import write_atomically
 from sader.evaluation.bench import Bench, merge_benches
 from sader.evaluation.costs import model_cost
 from sader.evaluation.figures import Point
@@ -22,6 +21,7 @@ from sader.evaluation.reproduce.setting import Setting
 from sader.evaluation.statistics import Comparison, compare_rows
 from sader.evaluation.summary import MethodSummary, plain, region_table, summarise, table_lines
 from sader.evaluation.tables import CASE, cost_cells, difference_lines, write_comparison
+from sader.files import write_atomically
 from sader.models import BASELINES, find_config
 
 _NAMES = {

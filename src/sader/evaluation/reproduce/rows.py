@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from sader.checkpoint import read_header, write_atomically
+from sader.checkpoint import read_header
 from sader.evaluation.bench import Bench, load_bench, run_bench, save_bench
 from sader.evaluation.methods import RemoverMethod, make_method
 from sader.evaluation.reproduce.plans import PlanRow
@@ -21,6 +21,7 @@ from sader.evaluation.reproduce.setting import Setting, digest, file_digest, sco
 from sader.evaluation.reproduce.training import needed_guide, run_overrides, train_guide, train_run, training_facts
 from sader.evaluation.run import lpips_installed
 from sader.evaluation.scoring import DEFAULT_METRICS, Method
+from sader.files import write_atomically
 from sader.inference.remover import CloudRemover, RemoverOptions
 
 NEEDS_DAYS = frozenset({"linear_in_time"})

@@ -13,11 +13,12 @@ from pathlib import Path
 from typing import Any
 
 from sader.baselines.baseline import BaselineModelConfig
-from sader.checkpoint import shipped_guide, write_atomically
+from sader.checkpoint import shipped_guide
 from sader.errors import ConfigError
 from sader.evaluation.reproduce.made import TRAIN, tiny_overrides
 from sader.evaluation.reproduce.plans import HERE, PlanRow, RunSpec
 from sader.evaluation.reproduce.setting import Setting, digest, file_digest, locked, open_part
+from sader.files import write_atomically
 from sader.models import BASELINES
 
 ENDLESS = 10_000_000

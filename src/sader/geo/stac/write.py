@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from sader._version import __version__
-from sader.checkpoint import write_atomically
 from sader.errors import require
+from sader.files import write_atomically
 from sader.geo.read.raster import grid_of, open_raster, reading
 from sader.geo.read.sentinel2 import BANDS
 from sader.geo.stack import DateSource, Grid, ValueCoding

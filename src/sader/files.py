@@ -1,0 +1,77 @@
+"""File operations that survive a killed process: atomic replacement with fsync, and locks between processes.
+
+Writers of results, checkpoints and run folders use these functions, so that a test can stop a process at each of them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+from sader.errors import OutputError
+
+
+def write_atomically(path: Path, content: bytes | Iterable[bytes]) -> None:
+    """Write `content` so that `path` holds either the old or the new content, even after a crash or a full disk."""
+    partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with open(partial, "wb") as file:
+            file.writelines([content] if isinstance(content, bytes) else content)
+            file.flush()
+            os.fsync(file.fileno())
+        replace(partial, path)
+    except OSError as error:
+        with contextlib.suppress(OSError):  # nothing to remove if the folder could not be created
+            partial.unlink()
+        reason = error.strerror or error
+        raise OutputError(f"cannot write {path}: {reason}. Free space or choose another folder.") from error
+
+
+def replace(source: Path, target: Path) -> None:
+    """Rename `source` to `target` and write the change of the folder to disk."""
+    os.replace(source, target)
+    sync_folder(target.parent)
+
+
+def sync_folder(folder: Path) -> None:
+    """Write the entries of a folder to disk; systems that cannot open a folder are skipped."""
+    if os.name != "posix":
+        return
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def remove_partial_files(folder: Path) -> None:
+    """Remove the temporary files that killed processes left in `folder`."""
+    for partial in folder.glob(".*.partial"):
+        partial.unlink(missing_ok=True)
+
+
+@contextlib.contextmanager
+def locked(path: Path, *, wait: bool = False, busy: str = "") -> Iterator[None]:
+    """Hold the lock file `path`; the system releases it when the process ends for any reason.
+
+    wait: wait for another process that holds it; otherwise raise an `OutputError` with the text `busy`.
+    """
+    try:
+        import fcntl
+    except ImportError:  # a system without such locks
+        yield
+        return
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        file = path.open("a")
+    except OSError as error:
+        raise OutputError(f"cannot write {path}: {error.strerror or error}. Choose another folder.") from error
+    with file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise OutputError(busy or f"another process holds {path}. Wait until it ends.") from error
+        yield
