@@ -38,7 +38,7 @@ EXPECTED = {
     "README.md": (2, 1),
     "docs/api.md": (1, 0),
     "docs/changelog.md": (0, 0),
-    "docs/compare.md": (4, 1),
+    "docs/compare.md": (4, 2),
     "docs/getting-started.md": (3, 3),
     "docs/how-it-works.md": (2, 0),
     "docs/index.md": (0, 0),
