@@ -1,4 +1,4 @@
-"""A first result in Python: a made scene with known truth, its clouds removed, the error printed.
+"""A first result in Python: remove the clouds of a synthetic scene and print the error.
 
 Run: python examples/first_result.py
 """

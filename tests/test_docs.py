@@ -1,8 +1,8 @@
-"""Every code block of README and docs runs here, and so do the notebooks: what a reader copies works.
+"""Every code block of README and docs is run, and so are the notebooks.
 
-A page is one story: its blocks run in order, in one folder and one Python session. Shell blocks are run without a shell
-in this process (starting Python anew for every line would take minutes); `console` blocks show a command that fails and
-what it says. A block that cannot run here says why, in a comment above it: <!-- not run: needs the network -->.
+The blocks of a page run in order, in one folder and one Python session. Shell blocks are run in this process without a
+shell, because starting Python for every line would take minutes. `console` blocks show a failing command and its
+message. A block that cannot be run has a comment with the reason above it: <!-- not run: needs the network -->.
 """
 
 from __future__ import annotations
@@ -53,10 +53,10 @@ EXPECTED = {
     "docs/uncertainty.md": (2, 0),
     "docs/values.md": (0, 0),
 }
-"""Page -> (blocks that run, blocks that do not): a block that is no longer found must not pass unnoticed."""
+"""Page -> (blocks that are run, blocks that are not), so that a block that is not recognised fails the test."""
 
 CONTINUES = {"docs/compare.md": "docs/training.md"}
-"""Pages that use what another one made."""
+"""Page -> page whose files it uses."""
 REASONS = ("installs packages", "needs the network", "takes a GPU", "the server runs until", "the answer depends on")
 COMMANDS = ("make", "sader", "pip", "git", "python")
 FENCE = re.compile(r"^```(\w+)(.*)$")
@@ -72,11 +72,11 @@ class Block:
     line: int
     title: str | None = None
     reason: str | None = None
-    """Why it is not run."""
+    """Reason why it is not run."""
 
 
 def blocks(path: Path) -> Iterator[Block]:
-    """Yield the fenced blocks in a language we run, and indented ones that start with a command."""
+    """Yield the fenced blocks, and indented blocks that start with a command."""
     lines = path.read_text(encoding="utf-8").splitlines()
     number, above = 0, ""
     while number < len(lines):
@@ -113,7 +113,7 @@ def run_line(line: str) -> tuple[int, str]:
     if words[0] == "python":
         done = subprocess.run([sys.executable, *words[1:]], capture_output=True, text=True, check=False)
         return done.returncode, done.stdout + done.stderr
-    assert words[0] == "sader", f"do not know how to run {line!r}: mark the block, or teach run_line"
+    assert words[0] == "sader", f"cannot run {line!r}: mark the block as not run, or extend run_line"
     text, status = io.StringIO(), 0
     with redirect_stdout(text), redirect_stderr(text):
         try:
@@ -134,23 +134,23 @@ def run_block(block: Block, names: dict[str, Any], page: str) -> None:
     elif block.kind in ("shell", "bash", "sh"):
         for line in block.text.replace("\\\n", " ").splitlines():
             if line.split("#")[0].strip():
-                status, said = run_line(line)
-                assert status == 0, f"{where}: {line}\n{said}"
+                status, output = run_line(line)
+                assert status == 0, f"{where}: {line}\n{output}"
     elif block.kind == "console":
         command, *wanted = block.text.splitlines()
-        status, said = run_line(command.removeprefix("$ "))
+        status, output = run_line(command.removeprefix("$ "))
         pattern = ".*".join(re.escape(part) for part in " ".join(wanted).split("..."))
-        assert re.search(pattern, " ".join(said.split())), f"{where}: {command}\n{said}"
+        assert re.search(pattern, " ".join(output.split())), f"{where}: {command}\n{output}"
         assert status == 2, f"{where}: exit status {status}"
     else:
-        raise AssertionError(f"{where}: a block of kind {block.kind!r}, which nobody runs")
+        raise AssertionError(f"{where}: a block of unknown kind {block.kind!r}")
 
 
 @pytest.fixture(scope="module")
 def run_page(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
-    """Run a page in a folder with the practice scene; pages that others continue run once.
+    """Run a page in a folder with the practice scene; a page that others continue is run once.
 
-    `sader demo` gets a smaller scene here: the whole one runs in test_examples.py.
+    `sader demo` uses a smaller scene here; the full one is run in test_examples.py.
     """
     import sader.demo
 
@@ -178,25 +178,25 @@ def run_page(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
 
 
 def practice_scene(names: dict[str, Any]) -> None:
-    """Write the files of "Your own scene" with its own code, and the spoilt ones of "Troubleshooting"."""
+    """Write the files of "Your own scene" with its own code, and the invalid files of "Troubleshooting"."""
     import rasterio
 
     first = next(block for block in blocks(DOCS / "own-scene.md") if block.kind == "python")
-    made: dict[str, Any] = {}
-    exec(compile(first.text, "own-scene.md", "exec"), made)
-    names["cloudy"] = made["series"].cloudy  # what the three lines of the README start from
+    practice: dict[str, Any] = {}
+    exec(compile(first.text, "own-scene.md", "exec"), practice)
+    names["cloudy"] = practice["series"].cloudy  # the input of the README's Python block
     whole = Path("S2_2022-03-10.tif")
     Path("broken.tif").write_bytes(whole.read_bytes()[:3000])
     with rasterio.open(whole) as file:
         counts, profile, bands = file.read(), file.profile, file.descriptions
-    spoilt = {
+    invalid = {
         "unnamed.tif": (counts, {}, (None,) * 4),
         "byte.tif": ((counts // 64).astype(np.uint8), {"dtype": "uint8"}, bands),
         "bright.tif": (counts / np.float32(500), {"dtype": "float32", "predictor": 1, "nodata": None}, bands),
         "elsewhere.tif": (counts, {"transform": rasterio.Affine(10, 0, 700000, 0, -10, 5200000)}, bands),
         "classes.tif": (np.full((1, *counts.shape[1:]), 7, np.uint8), {"dtype": "uint8", "count": 1}, (None,)),
     }
-    for name, (values, changes, descriptions) in spoilt.items():
+    for name, (values, changes, descriptions) in invalid.items():
         with rasterio.open(name, "w", **(profile | changes)) as file:
             file.write(values)
             file.descriptions = descriptions
@@ -207,19 +207,21 @@ def test_every_block_runs(page: str, run_page: Any) -> None:
     run_page(page)
 
 
-def test_no_page_and_no_block_is_overlooked() -> None:
+def test_every_page_and_block_is_listed() -> None:
     pages = [ROOT / "README.md", *sorted(DOCS.rglob("*.md"))]
     found = {}
     for path in pages:
         all_blocks = list(blocks(path))
         marked = [block for block in all_blocks if block.reason is not None]
         for block in marked:
-            assert str(block.reason).startswith(REASONS), f"{path.name}:{block.line}: {block.reason} is no reason"
+            assert str(block.reason).startswith(REASONS), (
+                f"{path.name}:{block.line}: {block.reason!r} is not a known reason"
+            )
         found[path.relative_to(ROOT).as_posix()] = (len(all_blocks) - len(marked), len(marked))
     assert found == EXPECTED
 
 
-def test_collecting_sees_fenced_indented_and_marked_blocks(tmp_path: Path) -> None:
+def test_fenced_indented_and_marked_blocks_are_recognised(tmp_path: Path) -> None:
     page = tmp_path / "page.md"
     page.write_text(
         "text\n\n    make demo   # words\n    sader info\n\ntext\n\n    a = b * c\n\n"
@@ -234,16 +236,16 @@ def test_collecting_sees_fenced_indented_and_marked_blocks(tmp_path: Path) -> No
     ]
 
 
-def test_a_wrong_block_fails(tmp_path: Path) -> None:
+def test_a_failing_block_fails_the_test(tmp_path: Path) -> None:
     with pytest.raises(ZeroDivisionError):
         run_block(Block("python", "1 / 0", 1), {}, "page")
     with pytest.raises(AssertionError, match="page:1"):
-        run_block(Block("shell", "sader info nobody", 1), {}, "page")
+        run_block(Block("shell", "sader info unknown", 1), {}, "page")
     with pytest.raises(AssertionError, match="page:1"):
-        run_block(Block("console", "$ sader info nobody\nCheckpointError: all is well", 1), {}, "page")
+        run_block(Block("console", "$ sader info unknown\nCheckpointError: all is well", 1), {}, "page")
 
 
-def test_pages_pictures_and_names_are_there() -> None:
+def test_pages_pictures_and_api_names_exist() -> None:
     yaml = pytest.importorskip("yaml")
     text = (ROOT / "mkdocs.yml").read_text(encoding="utf-8")
     navigation = re.findall(r"[\w/-]+\.md", json.dumps(yaml.safe_load(text)["nav"]))
@@ -265,7 +267,7 @@ def test_notebook_runs(path: Path, tmp_path: Path) -> None:
     names: dict[str, Any] = {"__name__": "notebook"}
     with chdir(tmp_path), redirect_stdout(io.StringIO()):
         for number, cell in enumerate(cells):
-            assert not cell["outputs"], "stored without outputs: they would go stale"
+            assert not cell["outputs"], "notebooks are stored without outputs"
             exec(compile("".join(cell["source"]), f"{path.name}[{number}]", "exec"), names)
 
 

@@ -1,4 +1,4 @@
-"""The examples and the whole demo, run as a reader runs them."""
+"""The example scripts and the full demo, run in their own process."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def test_example_runs(script, tmp_path):
 
 
 @pytest.mark.slow
-def test_the_whole_demo_takes_under_a_minute(tmp_path):
+def test_full_demo_takes_less_than_a_minute(tmp_path):
     started = time.perf_counter()
     done = subprocess.run(
         [sys.executable, "-m", "sader", "demo"], capture_output=True, text=True, check=False, cwd=tmp_path

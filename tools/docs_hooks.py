@@ -1,6 +1,6 @@
-"""A hook of MkDocs: pages that hold `<!-- include: MODELS.md -->` show that file, with its links made to fit the site.
+"""A hook of MkDocs that includes files of the repository: `<!-- include: MODELS.md -->`.
 
-Files beside the docs are written for readers of the repository; their links are relative to where they lie there.
+Links of an included file are relative to its folder in the repository; they are rewritten for the site.
 """
 
 from __future__ import annotations
@@ -39,4 +39,4 @@ def _moved(link: re.Match[str], folder: str) -> str:
         return f"{picture}[{text}]({PAGES[target]}{anchor})"
     if target.startswith("docs/"):
         return f"{picture}[{text}]({target.removeprefix('docs/')}{anchor})"
-    return text  # a file that is not part of the site
+    return text if target in text else f"{text} (`{target}`)"  # a file that is not part of the site

@@ -1,6 +1,6 @@
-"""The pictures of docs/, drawn by the code itself from the built-in scene and the shipped weights.
+"""Draw the figures of docs/ from the built-in scene and the shipped weights.
 
-Run: python tools/make_figures.py [NAME ...]      (all of them take under a minute on two cores)
+Run: python tools/make_figures.py [NAME ...]      (all figures take less than a minute on two cores)
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ from sader.method.sampling import karras_sigmas, sample
 
 IMAGES = Path(__file__).parents[1] / "docs" / "images"
 ROWS, COLUMNS = slice(0, 256), slice(128, 384)
-"""The part of the scene that is drawn: thick cloud, thin cloud, shadow, fields and a road."""
+"""Drawn part of the scene: thick cloud, thin cloud, shadow, fields and a road."""
 WIDE = 210
 """Width of a panel in pixels."""
 
 
 def scene() -> SyntheticSeries:
-    """Return the part of the built-in scene that the figures show."""
+    """Return the drawn part of the built-in scene."""
     whole = demo_scene()
     return SyntheticSeries(
         cloudy=np.ascontiguousarray(whole.cloudy[..., ROWS, COLUMNS]),
@@ -52,20 +52,20 @@ def scene() -> SyntheticSeries:
 
 
 def colours(series: SyntheticSeries) -> Callable[[NDArray[np.floating]], Picture]:
-    """Return the drawing of an image with the stretch of the truth."""
+    """Return a function that draws an image with the stretch of the truth."""
     limits = stretch_limits([series.clear], bands=series.bands)
     return lambda image: true_colour(image, bands=series.bands, limits=limits)
 
 
 def save(name: str, rows: list[list[Panel]]) -> None:
-    """Write a figure with 256 colours: small enough for a repository."""
+    """Write a figure as PNG with 256 colours."""
     target = IMAGES / f"{name}.png"
     compose(rows, panel_width=WIDE).quantize(256).save(target, format="PNG", optimize=True)
     print(f"wrote {target.name}: {target.stat().st_size / 1000:.0f} kB")
 
 
 def diffusion() -> None:
-    """The forward process of the paper: one clear image on its way to each of its cloudy dates and noise."""
+    """The forward process of the paper at growing noise levels, without and with noise."""
     series = scene()
     process = MeanReverting(sader.get_preset("sen2_mtc_new").diffusion)
     clear = to_model_range(torch.from_numpy(series.clear))[None]
@@ -84,7 +84,7 @@ def diffusion() -> None:
 
 
 def dates() -> None:
-    """The weights over dates of the shipped network, and the composite they make."""
+    """Weights over dates of the shipped network, and the composite."""
     series = scene()
     remover = sader.CloudRemover.from_pretrained("sader-s2-rgbn", device="cpu")
     show = colours(series)
@@ -111,7 +111,7 @@ def dates() -> None:
 
 
 def resampling() -> None:
-    """The pixels that resampling is free to replace, at each step of "4+1"."""
+    """Outliers of the resampling at each step of "4+1", and the fused images."""
     series = scene()
     remover = sader.CloudRemover.from_pretrained("sader-s2-rgbn", device="cpu")
     process = remover.denoiser.config
@@ -147,24 +147,24 @@ def resampling() -> None:
 
 
 def uncertainty() -> None:
-    """What the network says about its error, beside its error."""
+    """Stated error beside the true error."""
     series = scene()
     remover = sader.CloudRemover.from_pretrained("sader-s2-rgbn", device="cpu")
-    made = remover.predict(series.cloudy, reference=series.reference, cloud_mask=series.cloud_mask)
-    assert made.spread is not None
+    result = remover.predict(series.cloudy, reference=series.reference, cloud_mask=series.cloud_mask)
+    assert result.spread is not None
     show = colours(series)
-    stated = made.spread[:3].mean(axis=0)
+    stated = result.spread[:3].mean(axis=0)
     panels = [
-        Panel(show(made.clear), "result"),
-        Panel(mask_picture(~made.kept), "reconstructed pixels (white)"),
+        Panel(show(result.clear), "result"),
+        Panel(mask_picture(~result.kept), "reconstructed pixels (white)"),
         Panel(heat_picture(stated, full_scale=0.05), "stated error (yellow: 0.05)"),
-        Panel(error_picture(made.clear, series.clear, bands=series.bands), "true error (yellow: 0.05)"),
+        Panel(error_picture(result.clear, series.clear, bands=series.bands), "true error (yellow: 0.05)"),
     ]
     save("uncertainty", [panels])
 
 
 def limits() -> None:
-    """Where it fails: ground that nobody shows, one date alone, its own masks, too many steps."""
+    """Failure cases: ground hidden on all dates, a single date, estimated masks, several steps."""
     series = scene()
     remover = sader.CloudRemover.from_pretrained("sader-s2-rgbn", device="cpu")
     show = colours(series)
@@ -183,10 +183,10 @@ def limits() -> None:
     cloudy[:, :, 60:190, 60:190] = 0.6
     unseen = result("no date shows it", cloudy, everywhere)
     save("limits_hidden", [[Panel(show(cloudy[0]), "date to be cleaned"), unseen, truth]])
-    alone = result("one date alone", series.cloudy[:1], series.cloud_mask[:1])
+    alone = result("one date", series.cloudy[:1], series.cloud_mask[:1])
     three = result("three dates", series.cloudy, series.cloud_mask)
     save("limits_dates", [[alone, three, truth]])
-    save("limits_masks", [[three, result("its own masks", series.cloudy, None), truth]])
+    save("limits_masks", [[three, result("estimated masks", series.cloudy, None), truth]])
     save("limits_steps", [[three, result("four steps", series.cloudy, series.cloud_mask, steps=4), truth]])
 
 
