@@ -258,6 +258,19 @@ def test_pages_pictures_and_api_names_exist() -> None:
         assert importlib.util.find_spec(name) if module == "sader" else hasattr(importlib.import_module(module), last)
 
 
+def slug(heading: str) -> str:
+    """Return the anchor that MkDocs and GitHub give a heading."""
+    return re.sub(r"[^\w\- ]", "", heading).strip().lower().replace(" ", "-")
+
+
+def test_citations_of_the_method_name_an_existing_section() -> None:
+    headings = re.findall(r"^#+ (.+)$", (DOCS / "method.md").read_text(encoding="utf-8"), re.M)
+    anchors = {slug(heading) for heading in headings}
+    for path in [*(ROOT / "src").rglob("*.py"), *DOCS.glob("*.md"), ROOT / "README.md", ROOT / "CONTRIBUTING.md"]:
+        for anchor in re.findall(r"method\.md#([\w-]+)", path.read_text(encoding="utf-8")):
+            assert anchor in anchors, f"{path.name}: docs/method.md has no section #{anchor}"
+
+
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
 def test_notebook_runs(path: Path, tmp_path: Path) -> None:
     pytest.importorskip("xarray")

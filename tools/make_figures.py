@@ -28,6 +28,7 @@ from sader.figures.picture import (
     true_colour,
 )
 from sader.method.diffusion import MeanReverting
+from sader.method.losses import CloudAwareLoss, CloudAwareLossConfig, cloud_thickness
 from sader.method.resampling import Resampler, ResamplerConfig, outlier_mask
 from sader.method.sampling import karras_sigmas, sample
 
@@ -81,6 +82,22 @@ def diffusion() -> None:
             kind = "no noise" if row is rows[0] else "with noise"
             row.append(Panel(show(to_reflectance(state).numpy()), f"sigma {level:g}, {kind}"))
     save("diffusion", rows)
+
+
+def loss() -> None:
+    """Thickness of the clouds and pixel weights of the loss."""
+    series = scene()
+    clear = to_model_range(torch.from_numpy(series.clear))[None]
+    cloudy = to_model_range(torch.from_numpy(series.cloudy))[None]
+    show = colours(series)
+    above = [Panel(show(image), f"date {number + 1}") for number, image in enumerate(series.cloudy)]
+    below = [Panel(heat_picture(cloud_thickness(cloudy, clear)[0, 2].numpy(), full_scale=1.0), "thickness A, red band")]
+    for form in ("linear", "sigmoid"):
+        config = CloudAwareLossConfig(weight_form=form)
+        touched, untouched = CloudAwareLoss(config).pixel_weights(cloudy, clear)
+        below.append(Panel(heat_picture(touched[0, 2].numpy(), full_scale=1.3), f"cloud weight, {form}"))
+    below.append(Panel(mask_picture(untouched[0, 2].bool().numpy()), "cloud-free pixels (white)"))
+    save("loss", [[*above, Panel(show(series.clear), "target")], below])
 
 
 def dates() -> None:
@@ -190,7 +207,7 @@ def limits() -> None:
     save("limits_steps", [[three, result("four steps", series.cloudy, series.cloud_mask, steps=4), truth]])
 
 
-FIGURES = {one.__name__: one for one in (diffusion, dates, resampling, uncertainty, limits)}
+FIGURES = {one.__name__: one for one in (diffusion, loss, dates, resampling, uncertainty, limits)}
 
 
 def main(names: list[str]) -> None:
