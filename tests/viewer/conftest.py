@@ -22,7 +22,7 @@ for _package in ("fastapi", "uvicorn", "rasterio"):
 
 LIMITS = Limits(
     upload_bytes=3 * 2**20, files=6, pixels=1_000_000, bands=16, block_bytes=16 * 2**20, queue=3, scenes=1000,
-    body_bytes=64 * 1024, read_s=60, sync_s=120,
+    body_bytes=64 * 1024, read_s=60, sync_s=120, header_s=2, body_s=2,
 )  # fmt: skip
 
 
@@ -69,12 +69,14 @@ def serving(settings: ServeSettings) -> Iterator[Running]:
     import uvicorn
 
     from sader.viewer.app import build_app
-    from sader.viewer.launch import bind
+    from sader.viewer.launch import bind, server_config
 
     listening = bind(settings.host, settings.port)
     port = listening.getsockname()[1]
     app = build_app(settings)
-    server = uvicorn.Server(uvicorn.Config(app, log_level="warning", timeout_graceful_shutdown=1))
+    config = server_config(app, settings)
+    config.timeout_graceful_shutdown = 1
+    server = uvicorn.Server(config)
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]}, daemon=True)
     thread.start()
     while not server.started:

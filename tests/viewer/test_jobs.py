@@ -2,23 +2,23 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import socket
 import subprocess
 import sys
 import time
-from dataclasses import replace
 
 import httpx
 import pytest
 
+from sader.viewer.jobs import JobStore
 from sader.viewer.problems import NoSuchJobError, NotFoundError, QueueFullError, TooLargeError, WorkerError
 from sader.viewer.scenes import SceneStore
 from sader.viewer.security.folder import DataFolder
 from sader.viewer.service import Service
 from sader.viewer.settings import Limits, ServeSettings
-from sader.viewer.store import JobStore
 
 from .conftest import write_scene
 
@@ -122,8 +122,9 @@ def test_results_expire_with_their_files(tmp_path):
         before = time.time() - 1000
         service.store._db.execute("UPDATE jobs SET finished = ? WHERE id = ?", (before, job.id))
         for name in (scene.id, unused.id):
-            said = replace(service.scenes.get(name), created=before)
-            service.scenes._save(said)
+            place = service.scenes.files_folder(name).parent
+            content = json.loads((place / "scene.json").read_text())
+            (place / "scene.json").write_text(json.dumps({**content, "created": before}))
         service.runner.sweep()
         assert not place.exists()
         for name in (scene.id, unused.id):

@@ -147,6 +147,6 @@ def test_what_a_large_scene_shows_as_black_and_white_is_close_to_that_of_all_its
 
     sources = open_sources(sorted((large.data / "scene").glob("*.tif")), notice=lambda text: None)
     some = pictures.shared_limits(sources, sources[0].grid, ("B04", "B03", "B02"))
-    monkeypatch.setattr(pictures, "LOOK", 2500)
+    monkeypatch.setattr(pictures, "SAMPLE_EDGE", 2500)
     every = pictures.shared_limits(sources, sources[0].grid, ("B04", "B03", "B02"))
     assert np.abs(np.subtract(some, every)).max() < 0.02

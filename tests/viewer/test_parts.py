@@ -1,4 +1,4 @@
-"""Parts by themselves: names to paths, statuses of errors, progress within tiles, pictures."""
+"""Parts by themselves: names to paths, statuses of errors, pictures."""
 
 from __future__ import annotations
 
@@ -15,7 +15,6 @@ from sader.viewer import problems
 from sader.viewer.problems import STATUS, ForbiddenError, NotFoundError, RequestError, error_named, problem, status_of
 from sader.viewer.security.folder import DataFolder, upload_name
 from sader.viewer.worker import pictures
-from sader.viewer.worker.layerprogress import LayerProgress, count_layers, counting
 
 from .conftest import write_date
 
@@ -65,45 +64,6 @@ def test_names_of_uploads():
     for name in ("", "a/b.tif", "..tif", ".tif", "a\n.tif", "é.tif"):
         with pytest.raises((RequestError, ForbiddenError)):
             upload_name(name)
-
-
-def test_progress_counts_layers_and_never_claims_what_is_not_done():
-    told = []
-    progress = LayerProgress(10, 1, told.append)
-    for _ in range(25):
-        progress.layer()  # more than was expected
-    assert told == sorted(told)
-    assert told[-1] < 1
-    progress.tiles(1, 2)
-    assert told[-1] == 0.5
-    for _ in range(12):
-        progress.layer()
-    assert told[-1] == pytest.approx(0.5 + 12 / 25 / 2, abs=0.02)  # the second tile takes what the first took
-    progress.tiles(2, 2)
-    assert told[-1] == 1
-
-
-def test_what_comes_before_the_first_tile_of_many_is_not_all_of_the_work():
-    """A large scene is looked at as a whole first; the bar must not run to its end then and stand still."""
-    told: list[float] = []
-    progress = LayerProgress(10, 1, told.append, total=36)
-    for _ in range(500):
-        progress.layer()
-    assert told[-1] < 1 / 36
-    progress.tiles(18, 36)
-    assert told[-1] == 0.5
-
-
-def test_layers_are_counted_only_meanwhile():
-    import torch
-
-    network = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.ReLU(), torch.nn.Sequential(torch.nn.Linear(2, 1)))
-    assert count_layers(network) == 3
-    progress = LayerProgress(3, 1, lambda share: None)
-    with counting(progress):
-        network(torch.zeros(1, 2))
-    network(torch.zeros(1, 2))
-    assert progress._computed == 3
 
 
 def test_squares_cover_the_scene_and_no_more():

@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from sader.inference.remover import CloudRemover
     from sader.inference.tiling import Progress
 
+    Loader = Callable[[str | None, str | None], tuple[CloudRemover, str]]
+
 ALL_BANDS_MODEL = "sader-s2-msi"
 """Shipped weights for scenes with more than `BANDS_RGBN`; it goes without those that a scene has not."""
 SMALL_TILE = 64
@@ -55,9 +57,17 @@ class RemoveRequest:
 
 
 def run_remove(
-    request: RemoveRequest, *, progress: Progress | None = None, notice: Callable[[str], None] | None = None
+    request: RemoveRequest,
+    *,
+    load: Loader | None = None,
+    progress: Progress | None = None,
+    notice: Callable[[str], None] | None = None,
 ) -> SceneReport:
-    """Remove the clouds and return the report; every problem of the input is found before the long work."""
+    """Remove the clouds and return the report; every problem of the input is found before the long work.
+
+    load: returns the remover of (model, device) and its name, such as one from a cache; default `load_remover`.
+    """
+    load = load or load_remover
     said: list[str] = []
 
     def say(text: str) -> None:
@@ -71,7 +81,7 @@ def run_remove(
     from sader.geo.scene.run import check_output, clear_scene
 
     if any(Path(given).suffix.lower() == ".zarr" for given in request.inputs):
-        return _remove_zarr(request, progress, say)
+        return _remove_zarr(request, load, progress, say)
     check_output(request.out, overwrite=request.options.overwrite)
     if request.preview is not None:
         check_preview(request.preview)
@@ -82,7 +92,7 @@ def run_remove(
         raise OutputError(f"{beside} exists. Use --overwrite to replace it, or --no-item to write no STAC item.")
     sources = find_sources(request, say)
     asked = None if request.bands is None else parse_bands(request.bands)
-    remover, name = load_remover(request.model or choose_model(sources, asked, say), request.device)
+    remover, name = load(request.model or choose_model(sources, asked, say), request.device)
     request = replace(request, options=replace(request.options, model_name=name))
     if request.report is not None:
         request = replace(request, options=_with_layers(request.options, remover))
@@ -158,7 +168,9 @@ def _settings(request: RemoveRequest) -> dict[str, object]:
     }  # fmt: skip
 
 
-def _remove_zarr(request: RemoveRequest, progress: Progress | None, say: Callable[[str], None]) -> SceneReport:
+def _remove_zarr(
+    request: RemoveRequest, load: Loader, progress: Progress | None, say: Callable[[str], None]
+) -> SceneReport:
     """Remove the clouds of a cube in a Zarr store; --mask names a variable of it."""
     from sader.geo.xarray.zarr import check_zarr_output, clear_zarr
 
@@ -172,7 +184,7 @@ def _remove_zarr(request: RemoveRequest, progress: Progress | None, say: Callabl
     if unused:
         raise ConfigError(f"{', '.join(unused)} does not go with a Zarr store: its own attributes say how to read it.")
     check_zarr_output(request.out, overwrite=request.options.overwrite)
-    remover, name = load_remover(request.model, request.device)
+    remover, name = load(request.model, request.device)
     if not remover.card.get("trained", True):
         say(f"the model {name} is untrained: the result shows that everything runs, not how good the method is.")
     return clear_zarr(

@@ -1,11 +1,11 @@
-"""The FastAPI application: routes of OGC API - Processes, and those of the page."""
+"""The FastAPI application: routes of OGC API - Processes and of the page."""
 
-# No "from __future__ import annotations": FastAPI reads the annotations of functions defined in a function.
+# No "from __future__ import annotations": FastAPI evaluates annotations of functions that are defined in a function.
 
 import json
 import sys
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager, suppress
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -15,13 +15,14 @@ from fastapi.concurrency import run_in_threadpool
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import FileResponse, JSONResponse
 from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect
 
 from sader._version import __version__
 from sader.errors import SaderError
 from sader.viewer import ogc
-from sader.viewer.problems import NoSuchProcessError, problem
+from sader.viewer.problems import NoSuchProcessError, problem, status_of
 from sader.viewer.schema import Execute, NewScene, Reading, Token
-from sader.viewer.security.guard import COOKIE, SESSION_S, Guard, Sessions
+from sader.viewer.security.guard import COOKIE, SESSION_S, TOO_MANY_TOKENS, Guard, Sessions, client_address
 from sader.viewer.service import Service
 from sader.viewer.settings import ServeSettings
 
@@ -37,12 +38,13 @@ PROBLEM = "application/problem+json"
 _SCHEMA = {
     "type": "object",
     "properties": {
-        "type": {"type": "string"}, "title": {"type": "string"}, "status": {"type": "integer"},
-        "detail": {"type": "string"},
+        **{name: {"type": "string"} for name in ("type", "title", "detail")},
+        "status": {"type": "integer"},
     },
     "required": ["type", "title", "status"],
-}  # fmt: skip
-FAILS: dict[int | str, dict[str, Any]] = {
+}
+Responses = dict[int | str, dict[str, Any]]
+FAILS: Responses = {
     kind: {"description": text, "content": {PROBLEM: {"schema": _SCHEMA}}}
     for kind, text in (("4XX", "the request cannot be answered"), ("5XX", "the server cannot answer"))
 }
@@ -51,7 +53,7 @@ SceneName = Annotated[str, InPath(pattern=r"^[a-f0-9]{24}$")]
 
 
 def build_app(settings: ServeSettings) -> Any:
-    """Return the application with its guard. Children and queue start with it and end with it."""
+    """Return the application with its access control; worker processes and queue run as long as it does."""
     service = Service(settings)
     sessions = Sessions(settings.token)
 
@@ -62,16 +64,21 @@ def build_app(settings: ServeSettings) -> Any:
         await run_in_threadpool(service.stop)
 
     app = FastAPI(
-        title="sader", version=__version__, lifespan=lifespan, docs_url=None, redoc_url=None,
+        title="sader",
         description="One cloud-free image from several cloudy satellite acquisitions. OGC API - Processes.",
+        version=__version__,
+        lifespan=lifespan,
+        docs_url=None,
+        redoc_url=None,
         responses=FAILS,
-    )  # fmt: skip
+    )
     app.state.service = service
     _add_errors(app)
     _add_ogc(app, service)
     _add_page(app, service, sessions)
     _add_scenes(app, service)
-    _tell_truth(app)
+    _add_uploads(app, service)
+    _patch_openapi(app)
     guarded = Guard(app, settings, sessions)
     guarded.service = service  # type: ignore[attr-defined]  # for tests
     return guarded
@@ -80,31 +87,37 @@ def build_app(settings: ServeSettings) -> Any:
 def _add_errors(app: FastAPI) -> None:
     @app.exception_handler(SaderError)
     def known(request: Request, error: SaderError) -> JSONResponse:
-        said = problem(error)
-        headers = {"Retry-After": "30"} if said["status"] == 429 else None
-        return JSONResponse(said, said["status"], headers, media_type=PROBLEM)
+        status = status_of(error)
+        headers = {"Retry-After": "30"} if status == 429 else None
+        return JSONResponse(problem(error), status, headers, media_type=PROBLEM)
 
     @app.exception_handler(RequestValidationError)
     def malformed(request: Request, error: RequestValidationError) -> JSONResponse:
         first = error.errors()[0]
         where = ".".join(str(part) for part in first["loc"] if part != "body")
         text = f"{where or 'the request'}: {first['msg']}."
-        # A path that no resource can have is a resource that is not there.
-        status = 404 if first["loc"][0] == "path" else 400
-        title = "NotFoundError" if status == 404 else "RequestError"
-        kind = {"type": "about:blank", "title": title, "status": status, "detail": text}
-        return JSONResponse(kind, status, media_type=PROBLEM)
+        # An id of another form names no resource.
+        status, title = (404, "NotFoundError") if first["loc"][0] == "path" else (400, "RequestError")
+        return _problem(status, title, text)
 
     @app.exception_handler(HTTPException)
     def plain(request: Request, error: HTTPException) -> JSONResponse:
-        said = {"type": "about:blank", "title": "HTTP error", "status": error.status_code, "detail": str(error.detail)}
-        return JSONResponse(said, error.status_code, error.headers, media_type=PROBLEM)
+        return _problem(error.status_code, "HTTP error", str(error.detail), error.headers)
+
+    @app.exception_handler(ClientDisconnect)
+    def disconnected(request: Request, error: ClientDisconnect) -> JSONResponse:
+        return _problem(400, "Disconnected", "the connection was closed before the request was complete.")
 
     @app.exception_handler(Exception)
-    def unforeseen(request: Request, error: Exception) -> JSONResponse:
-        # Quoted: a path may hold characters that a terminal obeys.
+    def unexpected(request: Request, error: Exception) -> JSONResponse:
+        # As ASCII literals: a path may contain control characters of the terminal.
         print(f"{request.method} {request.url.path!a}: {type(error).__name__}: {error!a}", file=sys.stderr)
         return JSONResponse(problem(error), 500, media_type=PROBLEM)
+
+
+def _problem(status: int, title: str, text: str, headers: Mapping[str, str] | None = None) -> JSONResponse:
+    content = {"type": "about:blank", "title": title, "status": status, "detail": text}
+    return JSONResponse(content, status, headers, media_type=PROBLEM)
 
 
 def _base(request: Request) -> str:
@@ -112,10 +125,9 @@ def _base(request: Request) -> str:
 
 
 def _add_ogc(app: FastAPI, service: Service) -> None:
-    @app.get(
-        "/", tags=["capabilities"], summary="Landing page",
-        responses={200: {"content": {"application/json": {}, "text/html": {}}}},
-    )  # fmt: skip
+    page: Responses = {200: {"content": {"application/json": {}, "text/html": {}}}}
+
+    @app.get("/", tags=["capabilities"], summary="Landing page", responses=page)
     def landing(request: Request, f: Literal["json", "html"] | None = None) -> Response:
         wants_page = f == "html" or (f is None and "text/html" in request.headers.get("accept", ""))
         if wants_page:
@@ -136,13 +148,12 @@ def _add_ogc(app: FastAPI, service: Service) -> None:
         _check_process(process)
         return ogc.description(_base(request))
 
-    @app.post(
-        "/processes/{process}/execution", tags=["processes"],
-        responses={
-            200: {"description": "results of a synchronous call", "content": {"application/json": {}}},
-            201: {"description": "the job was accepted", "content": {"application/json": {}}},
-        },
-    )  # fmt: skip
+    executed: Responses = {
+        200: {"description": "results of a synchronous call", "content": {"application/json": {}}},
+        201: {"description": "the job was accepted", "content": {"application/json": {}}},
+    }
+
+    @app.post("/processes/{process}/execution", tags=["processes"], responses=executed)
     def execute(request: Request, process: str, asked: Execute) -> Response:
         _check_process(process)
         base = _base(request)
@@ -153,9 +164,8 @@ def _add_ogc(app: FastAPI, service: Service) -> None:
             return JSONResponse(ogc.status_info(job, base), 201, headers)
         job = service.runner.wait(job.id, service.settings.limits.sync_s)
         if not job.ended:
-            text = f"the job takes longer than a call may wait; follow it at {base}/jobs/{job.id}."
-            said = {"type": "about:blank", "title": "Timeout", "status": 504, "detail": text}
-            return JSONResponse(said, 504, media_type=PROBLEM)
+            text = f"the job takes longer than a synchronous call may; its status is at {base}/jobs/{job.id}."
+            return _problem(504, "Timeout", text)
         return _results(service, job.id, base, raw=asked.response == "raw")
 
     @app.get("/jobs", tags=["jobs"])
@@ -184,10 +194,9 @@ def _add_ogc(app: FastAPI, service: Service) -> None:
     def results(request: Request, job: JobId) -> Response:
         return _results(service, job, _base(request), raw=False)
 
-    @app.get(
-        "/jobs/{job}/results/{output}", tags=["jobs"],
-        responses={200: {"content": {"image/tiff": {}, "image/png": {}, "application/geo+json": {}}}},
-    )  # fmt: skip
+    file: Responses = {200: {"content": {"image/tiff": {}, "image/png": {}, "application/geo+json": {}}}}
+
+    @app.get("/jobs/{job}/results/{output}", tags=["jobs"], responses=file)
     def output(request: Request, job: JobId, output: str) -> Response:
         return _file(service, job, output, _base(request))
 
@@ -204,7 +213,7 @@ def _results(service: Service, name: str, base: str, *, raw: bool) -> Response:
     wanted = service.wanted(job)
     if len(wanted) == 1 and next(iter(wanted.values())) != "reference":
         return _file(service, name, next(iter(wanted)), base)
-    # Several outputs, or by reference: no body, a link for each.
+    # Several outputs, or by reference: a link for each and no body.
     links = [
         f'<{base}/jobs/{name}/results/{one}>; rel="item"; title="{one}"; type="{ogc.MEDIA.get(one, "image/tiff")}"'
         for one in wanted
@@ -231,70 +240,38 @@ def _add_page(app: FastAPI, service: Service, sessions: Sessions) -> None:
 
     @app.get("/session", tags=["page"])
     def session(request: Request) -> dict[str, bool]:
-        """Say whether a token is wanted, and whether this browser has shown it."""
-        return {
-            "needed": sessions.needed,
-            "open": not sessions.needed or sessions.knows(request.cookies.get(COOKIE, "")),
-        }
+        """Return whether a token is needed, and whether this browser has presented it."""
+        opened = not sessions.needed or sessions.is_open(request.cookies.get(COOKIE, ""))
+        return {"needed": sessions.needed, "open": opened}
 
     @app.post("/session", tags=["page"])
     def open_session(request: Request, given: Token) -> Response:
-        """Take the token once and give a cookie for it."""
-        if sessions.needed and not sessions.right(given.token):
-            text = "the token is not this server's."
-            return JSONResponse({"type": "about:blank", "title": "Refused", "status": 401, "detail": text}, 401,
-                                {"WWW-Authenticate": "Bearer"}, media_type=PROBLEM)  # fmt: skip
+        """Exchange the token for a session cookie."""
+        accepted = not sessions.needed or sessions.accepts(given.token, client_address(request.scope))
+        if accepted is None:
+            return _problem(429, "Refused", TOO_MANY_TOKENS, {"Retry-After": "5"})
+        if not accepted:
+            return _problem(401, "Refused", "the token is not this server's.", {"WWW-Authenticate": "Bearer"})
         answer = JSONResponse({"needed": sessions.needed, "open": True})
         if sessions.needed:
+            secure = request.url.scheme == "https"
             answer.set_cookie(
-                COOKIE, sessions.open(), max_age=SESSION_S, httponly=True, samesite="strict",
-                secure=request.url.scheme == "https",
-            )  # fmt: skip
+                COOKIE, sessions.open(), max_age=SESSION_S, httponly=True, samesite="strict", secure=secure
+            )
         return answer
 
     @app.get("/folder", tags=["page"])
     def folder(path: Annotated[str, Query(max_length=1000)] = "") -> list[dict[str, Any]]:
-        """List a folder of the data folder."""
+        """Return the entries of a folder of the data folder."""
         return service.entries(path)
 
 
 def _add_scenes(app: FastAPI, service: Service) -> None:
     @app.post("/scenes", tags=["scenes"], status_code=201)
     def create(asked: NewScene) -> dict[str, Any]:
-        """Make a scene: of files of the data folder, the demo, or an empty one for uploads."""
+        """Create a scene: of files of the data folder, the demo, or an empty one for uploads."""
         scene = service.new_scene(asked.paths, asked.demo)
         return {"id": scene.id, "kind": scene.kind, "title": scene.title}
-
-    @app.put("/scenes/{scene}/files/{name}", tags=["scenes"], status_code=201)
-    async def upload(request: Request, scene: SceneName, name: str) -> dict[str, Any]:
-        """Add a file to a scene; the body is the file."""
-        declared = request.headers.get("content-length", "")
-        size = int(declared) if declared.isdecimal() else None
-        part, target = await run_in_threadpool(service.scenes.begin_upload, scene, name, size)
-        done = False
-        try:
-            await run_in_threadpool(service.scenes.check_room, size or 0)
-            taken = checked = 0
-            with open(part, "xb") as file:
-                async for chunk in request.stream():
-                    taken += len(chunk)
-                    service.scenes.count_upload(scene, name, part, taken)
-                    if taken - checked > 64 * 2**20:
-                        checked = taken
-                        await run_in_threadpool(service.scenes.check_room, 0)
-                    await run_in_threadpool(file.write, chunk)
-            await run_in_threadpool(service.scenes.end_upload, scene, part, target)
-            done = True
-            try:
-                await run_in_threadpool(service.inspect_upload, target)
-            except SaderError:
-                target.unlink(missing_ok=True)
-                raise
-        finally:
-            if not done:
-                with suppress(SaderError):
-                    service.scenes.end_upload(scene, part)
-        return {"name": name, "bytes": taken}
 
     @app.get("/scenes/{scene}", tags=["scenes"])
     def describe(scene: SceneName) -> dict[str, Any]:
@@ -302,7 +279,7 @@ def _add_scenes(app: FastAPI, service: Service) -> None:
 
     @app.put("/scenes/{scene}/reading", tags=["scenes"])
     def reading(scene: SceneName, asked: Reading) -> dict[str, Any]:
-        """Say how the files are to be read; return the scene as it is read then."""
+        """Set how the files are to be read; return the scene as read with these settings."""
         return service.describe(service.scenes.set_reading(scene, asked.model_dump()))
 
     @app.delete("/scenes/{scene}", tags=["scenes"], status_code=204)
@@ -311,18 +288,17 @@ def _add_scenes(app: FastAPI, service: Service) -> None:
 
     @app.get("/scenes/{scene}/clouds", tags=["scenes"])
     def clouds(scene: SceneName) -> list[float]:
-        """Return the hidden part of each date."""
+        """Return the hidden share of each date."""
         return service.clouds(service.scenes.get(scene))
 
     @app.get("/scenes/{scene}/mercator", tags=["scenes"])
     def mercator(scene: SceneName) -> dict[str, Any]:
-        """Return the polynomial from Web Mercator to the scene's pixels, for a map under the scene."""
+        """Return the polynomial from Web Mercator to the scene's pixels, for a background map."""
         return service.mercator(service.scenes.get(scene))
 
-    @app.get(
-        "/scenes/{scene}/layers/{layer}", tags=["scenes"], response_class=Response,
-        responses={200: {"content": {"image/png": {}}}},
-    )  # fmt: skip
+    drawn: Responses = {200: {"content": {"image/png": {}}}}
+
+    @app.get("/scenes/{scene}/layers/{layer}", tags=["scenes"], response_class=Response, responses=drawn)
     def picture(
         scene: SceneName,
         layer: Annotated[str, InPath(pattern=r"^(\d{1,3}|result|uncertainty|provenance)$")],
@@ -332,7 +308,7 @@ def _add_scenes(app: FastAPI, service: Service) -> None:
         row: Annotated[int, Query(ge=0, le=100_000)] = 0,
         job: Annotated[str | None, Query(pattern=r"^[0-9a-f-]{36}$")] = None,
     ) -> Response:
-        """Draw a square of 512 pixels of a date, the result or a layer beside it."""
+        """Draw a square of 512 pixels of a date, the result, its uncertainty or its provenance."""
         found = service.picture(
             service.scenes.get(scene),
             job,
@@ -351,25 +327,41 @@ def _add_scenes(app: FastAPI, service: Service) -> None:
         row: Annotated[int, Query(ge=0, le=10_000_000)],
         job: Annotated[str | None, Query(pattern=r"^[0-9a-f-]{36}$")] = None,
     ) -> dict[str, Any]:
-        """Return the numbers of all dates and of the result at one pixel."""
+        """Return the values of all dates and of the result at one pixel."""
         return service.values(service.scenes.get(scene), job, column, row)
 
 
-def _tell_truth(app: FastAPI) -> None:
-    """Make the OpenAPI document say what the server does: 400 for malformed input, and the body of an upload."""
-    plain = app.openapi
+def _add_uploads(app: FastAPI, service: Service) -> None:
+    @app.put("/scenes/{scene}/files/{name}", tags=["scenes"], status_code=201)
+    async def upload(request: Request, scene: SceneName, name: str) -> dict[str, Any]:
+        """Add a file to a scene; the request body is the file."""
+        declared = request.headers.get("content-length", "")
+        size = int(declared) if declared.isdecimal() else None
+        started = await run_in_threadpool(service.scenes.begin_upload, scene, name, size)
+        try:
+            async for chunk in request.stream():
+                await run_in_threadpool(service.scenes.receive, started, chunk)
+            await run_in_threadpool(service.finish_upload, started)
+        finally:
+            service.scenes.end_upload(started)
+        return {"name": name, "bytes": started.received}
+
+
+def _patch_openapi(app: FastAPI) -> None:
+    """Correct FastAPI's OpenAPI document: status 400 for malformed input, and the body of an upload."""
+    generated = app.openapi
 
     def openapi() -> dict[str, Any]:
         if app.openapi_schema:
             return app.openapi_schema
-        said = json.loads(json.dumps(plain()))
-        for path, methods in said["paths"].items():
+        document = json.loads(json.dumps(generated()))
+        for path, methods in document["paths"].items():
             for method, operation in methods.items():
                 operation.get("responses", {}).pop("422", None)
                 if method == "put" and "/files/" in path:
                     body = {"application/octet-stream": {"schema": {"type": "string", "format": "binary"}}}
                     operation["requestBody"] = {"required": True, "content": body}
-        app.openapi_schema = said
-        return said
+        app.openapi_schema = document
+        return document
 
     app.openapi = openapi  # type: ignore[method-assign]

@@ -1,7 +1,8 @@
-"""Start the server: the token, the socket, the page in a browser."""
+"""Start of the server: token, listening socket, HTTP protocol with timeouts, page in a browser."""
 
 from __future__ import annotations
 
+import asyncio
 import secrets
 import socket
 import threading
@@ -9,6 +10,7 @@ import webbrowser
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from sader.errors import ConfigError, OutputError, require
 from sader.viewer.settings import ServeSettings, is_loopback
@@ -16,12 +18,12 @@ from sader.viewer.settings import ServeSettings, is_loopback
 LEAST_TOKEN = 16
 
 
-def launch(settings: ServeSettings, *, token_file: Path | None, browser: bool, say: Callable[[str], None]) -> None:
+def launch(settings: ServeSettings, *, token_file: Path | None, browser: bool, notify: Callable[[str], None]) -> None:
     """Run the server until it is stopped."""
     uvicorn = require("uvicorn", extra="serve", purpose="the server")
     require("fastapi", extra="serve", purpose="the server")
     require("rasterio", extra="geo", purpose="reading GeoTIFF")
-    settings, made = with_token(settings, token_file)
+    settings, new = with_token(settings, token_file)
     from sader.viewer.app import build_app
 
     listening = bind(settings.host, settings.port)
@@ -29,24 +31,65 @@ def launch(settings: ServeSettings, *, token_file: Path | None, browser: bool, s
     shown = f"[{settings.host}]" if ":" in settings.host else settings.host
     address = f"http://{shown}:{port}/"
     app = build_app(replace(settings, port=port))
-    say(f"sader serves {settings.data} at {address}")
+    notify(f"serving {settings.data} at {address}")
     if settings.token is not None:
-        if made:
-            say(f"token: {settings.token}")
-        say("others can reach this server: put it behind a proxy with https, or the token travels in clear.")
-    say("stop with Ctrl-C")
+        if new:
+            notify(f"token: {settings.token}")
+        notify("other machines can reach this server: use a reverse proxy with https, or the token is sent unencrypted")
+    notify("stop with Ctrl-C")
     if browser and is_loopback(settings.host):
         timer = threading.Timer(1.0, webbrowser.open, [address])
         timer.daemon = True
         timer.start()
-    config = uvicorn.Config(
-        app, log_level="warning", access_log=False, server_header=False, timeout_graceful_shutdown=3
+    uvicorn.Server(server_config(app, settings)).run(sockets=[listening])
+
+
+def server_config(app: Any, settings: ServeSettings) -> Any:
+    """Return the uvicorn configuration of an application."""
+    from uvicorn import Config
+    from uvicorn.protocols.http.auto import AutoHTTPProtocol
+
+    class Protocol(AutoHTTPProtocol):  # type: ignore[misc,valid-type]
+        """HTTP that closes a connection whose request header is incomplete after `Limits.header_s` seconds.
+
+        uvicorn limits idle connections between requests, and `security.guard` limits request bodies.
+        """
+
+        _deadline: asyncio.TimerHandle | None = None
+
+        def connection_made(self, transport: Any) -> None:
+            super().connection_made(transport)
+            self._wait_for_header()
+
+        def data_received(self, data: bytes) -> None:
+            super().data_received(data)
+            if self.cycle is None or self.cycle.response_complete:
+                self._wait_for_header()
+            elif self._deadline is not None:
+                self._deadline.cancel()
+                self._deadline = None
+
+        def connection_lost(self, exc: Exception | None) -> None:
+            if self._deadline is not None:
+                self._deadline.cancel()
+            super().connection_lost(exc)
+
+        def _wait_for_header(self) -> None:
+            if self._deadline is None:
+                self._deadline = self.loop.call_later(settings.limits.header_s, self.transport.close)
+
+    return Config(
+        app,
+        http=Protocol,
+        log_level="warning",
+        access_log=False,
+        server_header=False,
+        timeout_graceful_shutdown=3,
     )
-    uvicorn.Server(config).run(sockets=[listening])
 
 
 def with_token(settings: ServeSettings, token_file: Path | None) -> tuple[ServeSettings, bool]:
-    """Return the settings with a token where one is wanted, and whether it is new: never open to others without one."""
+    """Return the settings with a token, and whether it is new; only a loopback server may be without one."""
     if token_file is not None:
         try:
             token = token_file.read_text(encoding="utf-8").strip()
@@ -55,7 +98,7 @@ def with_token(settings: ServeSettings, token_file: Path | None) -> tuple[ServeS
         if len(token) < LEAST_TOKEN or not token.isascii() or not token.isprintable() or " " in token:
             raise ConfigError(
                 f"the token in {token_file} has {len(token)} characters; expected at least {LEAST_TOKEN}, in ASCII and "
-                "without spaces. Make one: python -c 'import secrets; print(secrets.token_urlsafe())'"
+                "without spaces. Create one with: python -c 'import secrets; print(secrets.token_urlsafe())'"
             )
         return replace(settings, token=token), False
     if is_loopback(settings.host):
@@ -64,7 +107,7 @@ def with_token(settings: ServeSettings, token_file: Path | None) -> tuple[ServeS
 
 
 def bind(host: str, port: int) -> socket.socket:
-    """Return the listening socket; refuse an address that cannot be had with words that help."""
+    """Return the listening socket."""
     kind = socket.AF_INET6 if ":" in host else socket.AF_INET
     listening = socket.socket(kind, socket.SOCK_STREAM)
     listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -74,7 +117,7 @@ def bind(host: str, port: int) -> socket.socket:
     except OSError as error:
         listening.close()
         raise OutputError(
-            f"cannot listen at {host}, port {port}: {error.strerror or error}. Another program may use the port: "
-            "choose one with --port, or --port 0 for any."
+            f"cannot listen at {host}, port {port}: {error.strerror or error}. If another program uses the port, "
+            "choose another with --port, or --port 0 for a free one."
         ) from error
     return listening

@@ -6,20 +6,21 @@ from datetime import UTC, datetime
 from typing import Any
 
 from sader._version import __version__
+from sader.viewer.jobs import Job
 from sader.viewer.schema import RemoveInputs
-from sader.viewer.store import Job
 
 PROCESS = "remove-clouds"
 COG = "image/tiff; application=geotiff; profile=cloud-optimized"
 MEDIA = {"item": "application/geo+json", "preview": "image/png"}
+_REL = "http://www.opengis.net/def/rel/ogc/1.0/"
 _SPEC = "http://www.opengis.net/spec/ogcapi-processes-1/1.0/conf/"
 CONFORMANCE = [_SPEC + name for name in ("core", "ogc-process-description", "json", "oas30", "job-list", "dismiss")]
-"""Not "callback": the server calls nobody."""
+"""Without "callback": the server makes no requests of its own."""
 OUTPUTS = {
     "clear": "the cloud-free image",
     "item": "STAC Item of the result",
-    "preview": "a picture of the dates and the result",
-    "uncertainty": "standard deviation to be expected, in reflectance",
+    "preview": "image of the dates and the result",
+    "uncertainty": "expected standard deviation, in reflectance",
     "provenance": "0 nodata, 1 observed, 2 reconstructed",
     "count": "clear observations per pixel",
 }
@@ -32,7 +33,6 @@ def link(href: str, rel: str, title: str, kind: str = "application/json") -> dic
 
 def landing(base: str) -> dict[str, Any]:
     """Return the landing page."""
-    profile = "http://www.opengis.net/def/rel/ogc/1.0/"
     return {
         "title": "sader",
         "description": "One cloud-free image from several cloudy satellite acquisitions.",
@@ -40,9 +40,9 @@ def landing(base: str) -> dict[str, Any]:
             link(f"{base}/?f=json", "self", "this document"),
             link(f"{base}/?f=html", "alternate", "the page", "text/html"),
             link(f"{base}/openapi.json", "service-desc", "the API", "application/vnd.oai.openapi+json;version=3.0"),
-            link(f"{base}/conformance", profile + "conformance", "what it conforms to"),
-            link(f"{base}/processes", profile + "processes", "the processes"),
-            link(f"{base}/jobs", profile + "job-list", "the jobs"),
+            link(f"{base}/conformance", _REL + "conformance", "conformance classes"),
+            link(f"{base}/processes", _REL + "processes", "the processes"),
+            link(f"{base}/jobs", _REL + "job-list", "the jobs"),
         ],
     }
 
@@ -52,7 +52,7 @@ def summary(base: str) -> dict[str, Any]:
     return {
         "id": PROCESS,
         "title": "Remove clouds",
-        "description": "Several dates of one place in, one cloud-free image out, as COG and STAC Item.",
+        "description": "One cloud-free image from several dates of one place, as COG and STAC Item.",
         "version": __version__,
         "jobControlOptions": ["sync-execute", "async-execute", "dismiss"],
         "outputTransmission": ["value", "reference"],
@@ -61,7 +61,7 @@ def summary(base: str) -> dict[str, Any]:
 
 
 def description(base: str) -> dict[str, Any]:
-    """Return the full description: inputs from the checked schema, so that both can never differ."""
+    """Return the full description; its inputs come from the schema that requests are validated against."""
     schema = RemoveInputs.model_json_schema()
     inputs = {}
     for name, entry in schema["properties"].items():
@@ -82,7 +82,7 @@ def description(base: str) -> dict[str, Any]:
         media = MEDIA.get(name, COG)
         kind = {"type": "object"} if name == "item" else {"type": "string", "contentEncoding": "binary"}
         outputs[name] = {"title": name, "description": text, "schema": {**kind, "contentMediaType": media}}
-    execute = link(f"{base}/processes/{PROCESS}/execution", "http://www.opengis.net/def/rel/ogc/1.0/execute", "run it")
+    execute = link(f"{base}/processes/{PROCESS}/execution", _REL + "execute", "execute the process")
     found = summary(base)
     return {**found, "inputs": inputs, "outputs": outputs, "links": [*found["links"], execute]}
 
@@ -92,8 +92,7 @@ def status_info(job: Job, base: str) -> dict[str, Any]:
     here = f"{base}/jobs/{job.id}"
     links = [link(here, "self", "this document")]
     if job.status == "successful":
-        results = "http://www.opengis.net/def/rel/ogc/1.0/results"
-        links.append(link(f"{here}/results", results, "results"))
+        links.append(link(f"{here}/results", _REL + "results", "results"))
     found: dict[str, Any] = {
         "processID": PROCESS,
         "type": "process",
@@ -109,7 +108,7 @@ def status_info(job: Job, base: str) -> dict[str, Any]:
         found["started"] = _time(job.started)
     if job.finished is not None:
         found["finished"] = _time(job.finished)
-    # Beyond the standard, for the page.
+    # Additions to the standard, used by the page.
     found["sader:notices"] = job.notices
     if job.request.get("scene"):
         found["sader:scene"] = job.request["scene"]
@@ -119,7 +118,7 @@ def status_info(job: Job, base: str) -> dict[str, Any]:
 
 
 def public_item(item: dict[str, Any], job: Job, base: str) -> dict[str, Any]:
-    """Return the STAC Item with addresses of this server in place of its files."""
+    """Return the STAC Item with URLs of this server instead of file paths."""
     here = f"{base}/jobs/{job.id}/results"
     by_name = {file: name for name, file in (job.outcome or {}).get("outputs", {}).items()}
     assets = {}
@@ -127,9 +126,9 @@ def public_item(item: dict[str, Any], job: Job, base: str) -> dict[str, Any]:
         name = by_name.get(str(asset.get("href", "")).rsplit("/", 1)[-1])
         if name is not None:
             assets[key] = {**asset, "href": f"{here}/{name}"}
-    # What it was made from lies in the server's folder, whose layout is nobody's business: names only.
-    made_from = [link_["title"] for link_ in item.get("links", []) if link_.get("rel") == "derived_from"]
-    properties = {**item.get("properties", {}), "sader:inputs": made_from, "sader:job": job.id}
+    # Inputs by name only, because paths of the server are not exposed.
+    inputs = [link_["title"] for link_ in item.get("links", []) if link_.get("rel") == "derived_from"]
+    properties = {**item.get("properties", {}), "sader:inputs": inputs, "sader:job": job.id}
     links = [link(f"{here}/item", "self", "this item", "application/geo+json")]
     return {
         **item,

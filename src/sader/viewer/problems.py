@@ -1,10 +1,11 @@
-"""What can go wrong in the service, and the HTTP status of each: one table, from class to status.
+"""Errors of the service and the HTTP status of each.
 
-Answers follow RFC 9457 (application/problem+json) with the types that OGC API - Processes names.
+Responses follow RFC 9457 (application/problem+json) with the types defined by OGC API - Processes.
 """
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 from sader import errors
@@ -12,7 +13,7 @@ from sader.errors import SaderError
 
 
 class RequestError(SaderError, ValueError):
-    """A request that does not say what it must."""
+    """A request that is incomplete or contradictory."""
 
 
 class NotFoundError(SaderError, LookupError):
@@ -24,7 +25,7 @@ class NoSuchProcessError(NotFoundError):
 
 
 class NoSuchJobError(NotFoundError):
-    """There is no such job (any more)."""
+    """There is no such job, or it has expired."""
 
 
 class ResultNotReadyError(NotFoundError):
@@ -32,27 +33,27 @@ class ResultNotReadyError(NotFoundError):
 
 
 class GoneError(SaderError, LookupError):
-    """The job was dismissed: its results are deleted."""
+    """The job was dismissed and its results are deleted."""
 
 
 class ForbiddenError(SaderError, RuntimeError):
-    """A path, address or format that the service never opens (no OSError: readers would reword it)."""
+    """A path, address or format that the service does not open (not an OSError: readers would wrap it)."""
 
 
 class ConflictError(SaderError, RuntimeError):
-    """It is there already, or in use."""
+    """The resource exists already, or is in use."""
 
 
 class TooLargeError(SaderError, ValueError):
-    """More bytes, pixels, bands or files than the server takes."""
+    """More bytes, pixels, bands or files than the server accepts."""
 
 
 class QueueFullError(SaderError, RuntimeError):
-    """As many jobs wait as the server takes."""
+    """The queue of jobs is full."""
 
 
 class WorkerError(SaderError, RuntimeError):
-    """The process that did the work ended without an answer."""
+    """A worker process ended without an answer."""
 
 
 STATUS: dict[type[Exception], int] = {
@@ -75,7 +76,7 @@ STATUS: dict[type[Exception], int] = {
     errors.MissingDependencyError: 501,
     SaderError: 400,
 }
-"""Class -> status; the nearest base of an error decides."""
+"""Error class -> HTTP status; the nearest base class applies."""
 
 _OGC = "http://www.opengis.net/def/exceptions/ogcapi-processes-1/1.0/"
 TYPES: dict[type[Exception], str] = {
@@ -86,25 +87,28 @@ TYPES: dict[type[Exception], str] = {
 
 
 def status_of(error: Exception) -> int:
-    """Return the HTTP status of an error; 500 for what is no user's mistake."""
+    """Return the HTTP status of an error; 500 for unexpected ones."""
     return next((STATUS[kind] for kind in type(error).__mro__ if kind in STATUS), 500)
 
 
 def problem(error: Exception) -> dict[str, Any]:
-    """Return the body of the answer: what was found, what was wanted, what to do."""
-    kind = next((TYPES[base] for base in type(error).__mro__ if base in TYPES), "about:blank")
+    """Return the body of an error response."""
     known = isinstance(error, SaderError)
     return {
-        "type": kind,
+        "type": next((TYPES[base] for base in type(error).__mro__ if base in TYPES), "about:blank"),
         "title": type(error).__name__ if known else "InternalError",
         "status": status_of(error),
-        # The words of an unforeseen error may name paths of the server: they go to its terminal, not out.
-        "detail": str(error) if known else "the server met an error it did not foresee; its terminal shows it.",
+        # The message of an unexpected error may contain paths of the server: it is printed on its terminal only.
+        "detail": str(error) if known else "unexpected error; details are in the server's terminal.",
     }
 
 
 def error_named(name: str, text: str) -> Exception:
-    """Return the error of a child process by the name of its class; `WorkerError` for one that nobody foresaw."""
+    """Return the error of a worker process by its class name; `WorkerError` for an unexpected class."""
     known = {kind.__name__: kind for kind in (*STATUS, *TYPES)}
-    kind = known.get(name, WorkerError)
-    return kind(text)
+    return known.get(name, WorkerError)(text)
+
+
+def for_clients(text: str) -> str:
+    """Return a message of the command line for clients of the API: option names (--offset) become input names."""
+    return re.sub(r"(?<![\w-])--(?=[a-z])", "", text)

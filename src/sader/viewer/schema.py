@@ -1,4 +1,4 @@
-"""The bodies of requests, checked by pydantic and published in the OpenAPI document."""
+"""Request bodies, validated by pydantic and published in the OpenAPI document."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ Words = Annotated[str, StringConstraints(max_length=200)]
 
 
 class Strict(BaseModel):
-    """Unknown keys are refused: a misspelt option must not be ignored in silence."""
+    """A body without unknown keys, so that a misspelt option is an error."""
 
     model_config = ConfigDict(extra="forbid")
 
 
 class Reading(Strict):
-    """How the files are to be read, where they do not say it themselves."""
+    """How the files are to be read, where they do not state it."""
 
     bands: Words | None = Field(None, description="Names in file order, or rgb, rgbn, bgrn, 10-band, 12-band, 13-band.")
     offset: Annotated[str, StringConstraints(pattern=r"^(auto|none|-?\d{1,6})$")] | None = Field(
@@ -28,14 +28,14 @@ class Reading(Strict):
 
 
 class NewScene(Strict):
-    """A scene to look at: uploads (neither key), files of the data folder, or the built-in one."""
+    """A new scene: empty for uploads (neither key), files of the data folder, or the demo."""
 
     paths: list[Path] | None = Field(None, max_length=100, min_length=1)
     demo: bool = False
 
 
 class Token(Strict):
-    """The server's token, once, for a browser."""
+    """The server's token, sent once by a browser."""
 
     token: Annotated[str, StringConstraints(max_length=500)]
 
@@ -43,12 +43,12 @@ class Token(Strict):
 class RemoveInputs(Strict):
     """The inputs of the process remove-clouds."""
 
-    scene: SceneId | None = Field(None, description="A scene made with POST /scenes.")
+    scene: SceneId | None = Field(None, description="A scene created with POST /scenes.")
     paths: list[Path] | None = Field(
         None,
         max_length=100,
         min_length=1,
-        description="GeoTIFFs, folders, .SAFE products or STAC items of the data folder.",
+        description="GeoTIFFs, folders, .SAFE products or STAC items in the data folder.",
     )
     reference: Annotated[str, StringConstraints(min_length=1, max_length=200)] = Field(
         "auto", description="The date to clean: a file's name, YYYY-MM-DD, auto (the clearest) or none (a new image)."
@@ -70,7 +70,7 @@ class RemoveInputs(Strict):
 
 
 class OutputChoice(BaseModel):
-    """How one output is wanted."""
+    """How one output is returned."""
 
     model_config = ConfigDict(extra="ignore")
     transmissionMode: Literal["value", "reference"] | None = None
@@ -78,7 +78,7 @@ class OutputChoice(BaseModel):
 
 
 class Execute(BaseModel):
-    """OGC API - Processes: a request to run a process."""
+    """OGC API - Processes: an execute request."""
 
     model_config = ConfigDict(extra="ignore")
     inputs: RemoveInputs

@@ -1,15 +1,17 @@
-"""What the routes call: scenes, pictures, jobs and results, without any HTTP."""
+"""The functions behind the routes: scenes, images, jobs and results, without HTTP."""
 
 from __future__ import annotations
 
 import base64
+import contextlib
 import json
 import os
 from pathlib import Path
 from typing import Any
 
-from sader.errors import ConfigError
+from sader.errors import ConfigError, SaderError
 from sader.viewer import ogc
+from sader.viewer.jobs import Job, JobRunner, JobStore
 from sader.viewer.problems import (
     ConflictError,
     ForbiddenError,
@@ -19,35 +21,35 @@ from sader.viewer.problems import (
     TooLargeError,
     error_named,
 )
-from sader.viewer.runner import Runner
-from sader.viewer.scenes import Scene, SceneStore
+from sader.viewer.scenes import Scene, SceneStore, Upload
 from sader.viewer.schema import Execute, RemoveInputs
-from sader.viewer.security.folder import DataFolder, is_text
-from sader.viewer.security.proxy import Gate
+from sader.viewer.security.folder import DataFolder, is_utf8
+from sader.viewer.security.proxy import Proxy
 from sader.viewer.settings import ServeSettings
-from sader.viewer.store import Job, JobStore
-from sader.viewer.worker.process import Child
+from sader.viewer.worker.process import WorkerProcess
 
-SEEN = (".tif", ".tiff", ".jp2", ".json", ".geojson")
+LISTED = (".tif", ".tiff", ".jp2", ".json", ".geojson")
 MOST_LISTED = 500
 
 
 class Service:
-    """The server's state: its folder, its jobs, and three child processes: one reads, one finds clouds, one works."""
+    """The state of the server: data folder, scenes, jobs, and three worker processes.
+
+    reader: headers, images and values. finder: cloud shares, which take seconds in a large scene. runner.worker: jobs.
+    """
 
     def __init__(self, settings: ServeSettings) -> None:
         self.settings = settings
         self.folder = DataFolder(settings.data)
         self.scenes = SceneStore(self.folder, settings.limits)
-        self.gate = Gate(settings.allow_remote, os.environ)
+        self.proxy = Proxy(settings.allow_remote, os.environ)
         self.store = JobStore(self.folder.state / "jobs.sqlite")
-        self.reader = Child(settings, "reader", self.gate)
-        # Finding clouds takes seconds in a large scene: pictures and values must not wait for it.
-        self.finder = Child(settings, "finder", self.gate)
-        self.runner = Runner(settings, self.folder, self.store, self.scenes, self.gate)
+        self.reader = WorkerProcess(settings, "reader", self.proxy)
+        self.finder = WorkerProcess(settings, "finder", self.proxy)
+        self.runner = JobRunner(settings, self.folder, self.store, self.scenes, self.proxy)
 
     def start(self) -> None:
-        self.gate.start()  # first: children are told its address
+        self.proxy.start()  # first: the processes get its address
         self.runner.start()
         self.reader.start()
         self.finder.start()
@@ -56,45 +58,47 @@ class Service:
         self.runner.stop()
         self.reader.close()
         self.finder.close()
-        self.gate.close()
+        self.proxy.close()
         self.store.close()
 
     # ---------------------------------------------------------------- scenes
 
     def entries(self, name: str) -> list[dict[str, Any]]:
-        """Return what a folder of the data folder holds that can be opened or entered."""
+        """Return the folders and readable files in a folder of the data folder."""
         place = self.folder.root if not name else self.folder.find(name)
         if not place.is_dir():
-            raise NotFoundError(f"{name} is no folder.")
+            raise NotFoundError(f"{name} is not a folder.")
         found = []
         for path in sorted(place.iterdir(), key=lambda path: path.name.lower()):
-            real = path.resolve()
-            if path.name.startswith(".") or not is_text(path.name) or not real.is_relative_to(self.folder.root):
+            try:
+                real, size = path.resolve(strict=True), path.stat().st_size
+            except (OSError, RuntimeError):
+                continue  # deleted meanwhile, or a broken link
+            if path.name.startswith(".") or not is_utf8(path.name) or not real.is_relative_to(self.folder.root):
                 continue
             if real.is_relative_to(self.folder.state):
                 continue
             kind = "folder" if path.is_dir() else "file"
-            if kind == "file" and path.suffix.lower() not in SEEN:
+            if kind == "file" and path.suffix.lower() not in LISTED:
                 continue
-            # By the name that leads here, not by where a link leads: that is how it will be asked for.
+            # Links keep their own name: clients send it back to open them.
             shown = f"{name.rstrip('/')}/{path.name}" if name else path.name
-            size = path.stat().st_size if kind == "file" else None
-            found.append({"name": path.name, "path": shown, "kind": kind, "bytes": size})
+            found.append({"name": path.name, "path": shown, "kind": kind, "bytes": size if kind == "file" else None})
             if len(found) >= MOST_LISTED:
                 break
         return found
 
     def new_scene(self, paths: list[str] | None, demo: bool) -> Scene:
-        """Return a new scene: uploads to come, files of the data folder, or the demo."""
+        """Return a new scene: empty for uploads, of files of the data folder, or the demo."""
         if demo and paths:
-            raise RequestError("paths and demo were both given; give one of them.")
+            raise RequestError("paths and demo are both given; expected at most one of them.")
         if demo:
             scene = self.scenes.create("demo", "Demo scene")
             try:
-                target = self.folder.relative(self.scenes.files_folder(scene.id))
-                self.ask("demo", {"target": target})
+                self.ask("demo", {"target": self.folder.relative(self.scenes.files_folder(scene.id))})
             except Exception:
-                self.scenes.delete(scene.id)
+                with contextlib.suppress(NotFoundError):
+                    self.scenes.delete(scene.id)
                 raise
             return scene
         if not paths:
@@ -105,15 +109,15 @@ class Service:
         return self.scenes.create("folder", title, paths=tuple(inputs))
 
     def delete_scene(self, name: str) -> None:
-        """Forget a scene, unless a job still reads its files."""
+        """Delete a scene, unless a job waits or runs with its files."""
         for status in ("accepted", "running"):
             for job in self.store.select(status=status):
                 if job.request.get("scene") == name:
-                    raise ConflictError(f"job {job.id} uses scene {name}; dismiss it first, or wait for it.")
+                    raise ConflictError(f"job {job.id} uses scene {name}. Dismiss the job, or wait until it has ended.")
         self.scenes.delete(name)
 
     def check_paths(self, paths: list[str]) -> list[str]:
-        """Return paths of the data folder as the children take them."""
+        """Return paths of the data folder, checked and relative to it."""
         return [self.folder.relative(self.folder.find(path)) for path in paths]
 
     def describe(self, scene: Scene) -> dict[str, Any]:
@@ -122,34 +126,40 @@ class Service:
         return {"id": scene.id, "kind": scene.kind, "title": scene.title, "reading": scene.reading, **found}
 
     def clouds(self, scene: Scene) -> list[float]:
-        """Return the hidden part of each date."""
+        """Return the hidden share of each date."""
         shares: list[float] = self.finder.call("clouds", self._of(scene), timeout_s=self.settings.limits.read_s)[0]
         return shares
 
     def picture(self, scene: Scene, job: str | None, **wanted: Any) -> bytes:
-        """Return a square of a layer as PNG."""
+        """Return one square of a layer as PNG."""
         arguments = {**self._of(scene), "job": self._job_place(job), **wanted}
-        # A view is many squares; the value under the cursor does not wait for all of them.
-        return self.reader.call("picture", arguments, timeout_s=self.settings.limits.read_s, patient=True)[1]
+        # Low priority: the value under the cursor does not wait for the many squares of a view.
+        return self.reader.call("picture", arguments, timeout_s=self.settings.limits.read_s, low_priority=True)[1]
 
     def values(self, scene: Scene, job: str | None, column: int, row: int) -> dict[str, Any]:
-        """Return the numbers at one pixel."""
+        """Return the values at one pixel."""
         place = {"job": self._job_place(job), "column": column, "row": row}
         found: dict[str, Any] = self.ask("values", {**self._of(scene), **place})
         return found
 
     def mercator(self, scene: Scene) -> dict[str, Any]:
-        """Return how a web map is laid under a scene."""
+        """Return the transform from Web Mercator to the pixels of a scene."""
         found: dict[str, Any] = self.ask("mercator", self._of(scene))
         return found
 
-    def inspect_upload(self, path: Path) -> None:
-        """Refuse an upload by its header. A STAC item is looked at with the files it names, when all are there."""
-        if path.suffix.lower() not in (".json", ".geojson"):
-            self.ask("inspect", {"inputs": [self.folder.relative(path)]})
+    def finish_upload(self, upload: Upload) -> None:
+        """Keep a complete upload whose header is accepted. STAC items are checked later, together with their files."""
+        self.scenes.keep_upload(upload)
+        if upload.target.suffix.lower() in (".json", ".geojson"):
+            return
+        try:
+            self.ask("inspect", {"inputs": [self.folder.relative(upload.target)]})
+        except SaderError:
+            upload.target.unlink(missing_ok=True)
+            raise
 
     def ask(self, operation: str, arguments: dict[str, Any]) -> Any:
-        """Return the reader's answer."""
+        """Return the answer of the reader process."""
         return self.reader.call(operation, arguments, timeout_s=self.settings.limits.read_s)[0]
 
     def _of(self, scene: Scene) -> dict[str, Any]:
@@ -161,19 +171,19 @@ class Service:
     # ---------------------------------------------------------------- jobs
 
     def submit(self, asked: Execute) -> Job:
-        """Return the new job; what cannot work is refused now."""
+        """Return a new job; raise for inputs that cannot be processed."""
         inputs = asked.inputs
         if (inputs.scene is None) == (inputs.paths is None):
-            raise RequestError("expected one of the inputs scene and paths; give exactly one of them.")
+            raise RequestError("expected exactly one of the inputs scene and paths.")
         if inputs.model is not None:
-            # A name of a file or of a hub would be read or fetched: only what is here already is taken.
+            # Only shipped weights: a file name would be read, a name on a hub downloaded.
             known = {*self.ask("models", {}), *([self.settings.model] if self.settings.model else [])}
             if inputs.model not in known:
                 raise ConfigError(f"model is {inputs.model!r}; this server has {', '.join(sorted(known))}.")
         if inputs.mask == "omnicloudmask" and not self.settings.allow_remote:
             raise ForbiddenError(
-                "the mask omnicloudmask fetches its weights from the network, which this server may not do. Use own or "
-                "scl, or start the server with --allow-remote and the host of the weights."
+                "the mask omnicloudmask downloads its weights, which this server does not allow. Use own or scl, or "
+                "let the administrator of this server allow the host of the weights (allow-remote)."
             )
         reading = inputs.model_dump(include={"bands", "offset", "scale"}, exclude_none=True)
         if inputs.scene is not None:
@@ -181,7 +191,7 @@ class Service:
             names, reading = self.scenes.inputs(scene), {**scene.reading, **reading}
         else:
             names = self.check_paths(inputs.paths or [])
-        # The description opens every header: wrong bands, sizes and places are answered now, not by a failed job.
+        # Opens every header, so that wrong bands, sizes and locations are refused here and not by a failed job.
         self.ask("describe", {"inputs": names, "reading": reading})
         request = {
             "inputs": names,
@@ -194,13 +204,13 @@ class Service:
         return self.runner.submit(request)
 
     def finished(self, job: Job) -> Job:
-        """Return a successful job; raise what stands between it and its results."""
-        self.runner.output(job, "")  # a dismissed job has none
+        """Return a successful job; raise the reason where it has no results."""
+        self.runner.output(job, "")  # raises for a dismissed job
         if job.status == "failed":
             outcome = job.outcome or {"error": "WorkerError", "text": job.message}
             raise error_named(outcome["error"], outcome["text"])
         if job.status != "successful":
-            raise ResultNotReadyError(f"job {job.id} is {job.status}, {job.progress} %; ask again later.")
+            raise ResultNotReadyError(f"job {job.id} is {job.status}, {job.progress} %. Try again later.")
         return job
 
     def file(self, job: Job, name: str) -> Path:
@@ -213,16 +223,15 @@ class Service:
 
     def item(self, job: Job, base: str) -> dict[str, Any]:
         """Return the STAC Item of a job."""
-        said = json.loads(self.file(job, "item").read_text(encoding="utf-8"))
-        return ogc.public_item(said, job, base)
+        return ogc.public_item(json.loads(self.file(job, "item").read_text(encoding="utf-8")), job, base)
 
     def wanted(self, job: Job) -> dict[str, str | None]:
-        """Return output -> transmission mode, for all outputs where none were named."""
+        """Return output -> transmission mode; all outputs where the request named none."""
         asked: dict[str, str | None] = job.request.get("outputs") or {}
         return asked or dict.fromkeys((job.outcome or {}).get("outputs", {}))
 
     def results(self, job: Job, base: str) -> dict[str, Any]:
-        """Return the results document: images by reference, the item by value, unless asked for otherwise."""
+        """Return the results document: by default images by reference and the item by value."""
         found: dict[str, Any] = {}
         for name, mode in self.wanted(self.finished(job)).items():
             media = ogc.MEDIA.get(name, ogc.COG)
@@ -232,7 +241,7 @@ class Service:
                 path = self.file(job, name)
                 if path.stat().st_size > self.settings.limits.value_bytes:
                     raise TooLargeError(
-                        f"{name} has {path.stat().st_size} bytes, too many to send by value; ask by reference."
+                        f"{name} has {path.stat().st_size} bytes, too many to send by value. Request it by reference."
                     )
                 text = base64.b64encode(path.read_bytes()).decode()
                 found[name] = {"value": text, "mediaType": media, "encoding": "base64"}
@@ -242,20 +251,8 @@ class Service:
 
 
 def _options(inputs: RemoveInputs, outputs: set[str]) -> dict[str, Any]:
-    """Return the options of a job; an output that is asked for is made."""
+    """Return the options of a job, including those of the requested outputs."""
     options: dict[str, Any] = inputs.model_dump(
-        include={
-            "reference",
-            "steps",
-            "seed",
-            "samples",
-            "tile",
-            "uncertainty",
-            "provenance",
-            "count",
-            "model",
-            "mask",
-        },
-        exclude_none=True,
+        exclude={"scene", "paths", "bands", "offset", "scale"}, exclude_none=True
     )
     return {**options, **{name: True for name in ("uncertainty", "provenance", "count") if name in outputs}}

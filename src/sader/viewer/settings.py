@@ -1,4 +1,4 @@
-"""How the server is set up: its one folder, where it listens, what it refuses."""
+"""Settings of the server: data folder, address, access, limits."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ MIB = 2**20
 
 @dataclass(frozen=True)
 class Limits:
-    """What is refused before any work is done."""
+    """Limits checked before any work is done."""
 
     upload_bytes: int = 2048 * MIB
     """Of one uploaded file."""
@@ -25,35 +25,39 @@ class Limits:
     bands: int = 32
     """In one raster."""
     block_bytes: int = 512 * MIB
-    """What GDAL must unpack at once to give one pixel: a file may be a single block."""
+    """Of one block of a raster, decoded: GDAL decodes a whole block to return one pixel."""
     scenes: int = 50
-    """Kept at a time."""
+    """Stored at a time."""
     queue: int = 8
-    """Jobs waiting or running; the next one is answered with 429."""
+    """Jobs waiting or running; further ones are refused with status 429."""
     body_bytes: int = MIB
-    """Of a request that is no upload."""
+    """Of the body of a request, uploads excepted."""
+    body_s: float = 30
+    """Seconds without data after which an incomplete request body is refused."""
+    header_s: float = 15
+    """Seconds after which a connection with an incomplete request header is closed."""
     value_bytes: int = 64 * MIB
     """Of a result sent inside a JSON document."""
     keep_s: float = 24 * 3600
     """Age at which results and uploads are deleted."""
     read_s: float = 120
-    """Seconds for reading a picture or a header."""
+    """Seconds for reading an image or a header."""
     sync_s: float = 1800
     """Seconds a synchronous call waits."""
 
 
 @dataclass(frozen=True)
 class ServeSettings:
-    """Everything `sader serve` was told."""
+    """Options of `sader serve`."""
 
     data: Path
-    """The only folder that is read from and written to."""
+    """The only folder the server reads and writes."""
     host: str = "127.0.0.1"
     port: int = 8765
     token: str | None = None
-    """Wanted from every caller; never None where others can reach the server (`check_binding`)."""
+    """Required from every client; never None where other machines can reach the server (`launch.with_token`)."""
     allow_hosts: tuple[str, ...] = ()
-    """Names by which the server may be called, beside its address."""
+    """Accepted host names, besides the server's address."""
     allow_remote: tuple[str, ...] = ()
     """Hosts from which files may be read (STAC items with https references)."""
     model: str | None = None
@@ -61,7 +65,7 @@ class ServeSettings:
     limits: Limits = field(default_factory=Limits)
 
     def for_child(self) -> dict[str, Any]:
-        """Return what a child process needs to know; the token is not among it."""
+        """Return the settings of a worker process, without the token."""
         return {
             "data": str(self.data),
             "allow_remote": list(self.allow_remote),
@@ -72,7 +76,7 @@ class ServeSettings:
 
 
 def is_loopback(host: str) -> bool:
-    """Whether only this machine can reach an address."""
+    """Whether an address can be reached from this machine only."""
     if host.lower() == "localhost":
         return True
     try:

@@ -1,1 +1,1 @@
-"""What protects the machine behind the server: access, sandbox, network proxy, paths of the data folder."""
+"""Protection of the machine: access control, sandbox of the worker processes, network proxy, data folder."""

@@ -1,6 +1,6 @@
-"""One folder and nothing beside it: names from outside become paths inside it, or are refused.
+"""The data folder: names sent by clients become paths inside it, or are refused.
 
-Symbolic links are followed before the check, so that a link which leads out is refused like the path it leads to.
+Symbolic links are resolved before the check, so a link to a file outside is refused like the file itself.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from sader.errors import DataError, OutputError
 from sader.viewer.problems import ForbiddenError, NotFoundError, RequestError, TooLargeError
 
 STATE = ".sader"
-"""Folder of the server's own files inside the data folder; never listed, never named from outside."""
+"""Folder of the server's own files inside the data folder; never listed and never accepted as a path."""
 MOST_ENTRIES = 20_000
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+ ()-]{0,119}")
 UPLOADS = (".tif", ".tiff", ".jp2", ".json", ".geojson")
-"""Endings of files that may be uploaded."""
+"""Suffixes of files that may be uploaded."""
 
 
 class DataFolder:
@@ -30,28 +30,28 @@ class DataFolder:
             self.root = Path(root).resolve(strict=True)
             self.state = self.root / STATE
             if self.state.is_symlink():
-                raise OutputError(f"{self.state} is a symbolic link; expected a folder of the server's own. Remove it.")
+                raise OutputError(f"{self.state} is a symbolic link; expected a folder of the server. Remove the link.")
             self.state.mkdir(mode=0o700, exist_ok=True)
-        except OSError as error:
-            reason = error.strerror or error
-            raise OutputError(f"cannot use {root} as data folder: {reason}. Choose another one.") from error
+        except (OSError, RuntimeError) as error:
+            reason = getattr(error, "strerror", None) or error
+            raise OutputError(f"cannot use {root} as data folder: {reason}. Choose another folder.") from error
 
     def find(self, name: str) -> Path:
-        """Return the existing file or folder that a name from outside means."""
+        """Return the existing file or folder with a name sent by a client."""
         parts = PurePosixPath(name).parts
         bad = not parts or name.startswith("/") or "\\" in name or "\0" in name or ":" in name or len(name) > 1000
         if bad or any(part == ".." or part.startswith(".") for part in parts):
             raise ForbiddenError(
-                f"{name[:200]!r} is no path the service opens; expected a path inside the data folder, with / between "
-                "its parts, without .. and without hidden names."
+                f"{name[:200]!r} is not an accepted path; expected a path inside the data folder, with / between its "
+                "parts, without .. and without hidden names."
             )
         real = self.inside(self.root.joinpath(*parts), shown=name)
-        if real.is_relative_to(self.state):  # by a link: its own files are not for others
+        if real.is_relative_to(self.state):  # through a link
             raise ForbiddenError(f"{name[:200]!r} leads to the server's own files.")
         return real
 
     def inside(self, path: str | Path, *, shown: str | None = None) -> Path:
-        """Return the real path; refuse one that is missing or, links followed, outside."""
+        """Return the real path; refuse one that does not exist or, links resolved, lies outside."""
         text = shown or Path(path).name
         try:
             real = Path(path).resolve(strict=True)
@@ -64,10 +64,10 @@ class DataFolder:
         return real
 
     def files_below(self, folder: Path) -> Iterator[Path]:
-        """Yield every file below a folder; refuse the whole when a link in it leads out, or it is too large."""
+        """Yield every file below a folder; raise where a link in it leads outside, or it holds too many files."""
         count = 0
         for here, folders, names in os.walk(folder, followlinks=False):
-            # A link to a folder is not walked, but readers would follow it: it must lead inside.
+            # os.walk does not enter a linked folder, but readers do: its target must lie inside.
             for name in folders:
                 if os.path.islink(os.path.join(here, name)):
                     self.inside(os.path.join(here, name))
@@ -75,17 +75,17 @@ class DataFolder:
                 count += 1
                 if count > MOST_ENTRIES:
                     raise TooLargeError(f"{folder.name} holds more than {MOST_ENTRIES} files; give a smaller folder.")
-                if not is_text(name):
-                    raise DataError(f"{folder.name} holds a file whose name is no text: {name!a}. Rename it.")
+                if not is_utf8(name):
+                    raise DataError(f"{folder.name} holds a file whose name is not UTF-8: {name!a}. Rename it.")
                 yield self.inside(os.path.join(here, name))
 
     def relative(self, path: Path) -> str:
-        """Return a path as it is named outside."""
+        """Return a path relative to the data folder, as clients name it."""
         return path.relative_to(self.root).as_posix()
 
 
-def is_text(name: str) -> bool:
-    """Whether a name from the disk can be written as UTF-8: bytes that mean no letter cannot go into an answer."""
+def is_utf8(name: str) -> bool:
+    """Whether a file name can be written as UTF-8, and so in a JSON document."""
     try:
         name.encode("utf-8")
     except UnicodeEncodeError:
@@ -94,16 +94,16 @@ def is_text(name: str) -> bool:
 
 
 def upload_name(name: str) -> str:
-    """Return the name of an upload; refuse what is no plain file name of a kind the service reads."""
+    """Return the file name of an upload; refuse names with other characters and files of other formats."""
     if not _NAME.fullmatch(name) or ".." in name:
         raise RequestError(
             f"the file name {name[:150]!r} is not accepted; expected up to 120 letters, digits, spaces and ._+()-, "
             "starting with a letter or digit."
         )
     if PurePosixPath(name).suffix.lower() not in UPLOADS:
-        raise ForbiddenError(f"{name} is of a kind that is not accepted; expected {', '.join(UPLOADS)}.")
+        raise ForbiddenError(f"{name} is not in an accepted format; expected {', '.join(UPLOADS)}.")
     return name
 
 
 def _outside(text: str) -> str:
-    return f"{text[:200]} leads outside the data folder; the service reads and writes nothing there."
+    return f"{text[:200]} leads outside the data folder, where this server reads and writes nothing."

@@ -1,12 +1,13 @@
-"""Who may call: an ASGI layer before everything else. Host, origin, token, size of the body, safe headers.
+"""Access control: ASGI middleware for Host, Origin, token, size and duration of the body, and response headers.
 
-A page of another site must not use the server of a person who has it open: not by its own requests (the Origin check),
-not by giving its name the server's address (the Host check). Tokens travel in a header or an HttpOnly cookie, never in
-an address.
+A page of another site must not use the server of a person who has it open: neither by its own requests (Origin check)
+nor by pointing its domain name at the server's address (Host check). Tokens are accepted in a header or an HttpOnly
+cookie, never in a URL.
 """
 
 from __future__ import annotations
 
+import asyncio
 import hmac
 import ipaddress
 import json
@@ -14,6 +15,7 @@ import re
 import secrets
 import threading
 import time
+from collections import OrderedDict
 from collections.abc import Awaitable, Callable, MutableMapping
 from typing import Any
 
@@ -28,10 +30,13 @@ _HOST = re.compile(r"(?:\[(?P<six>[0-9a-f:.]+)\]|(?P<name>[a-z0-9._-]+))(?::\d{1
 COOKIE = "sader_session"
 SESSION_S = 12 * 3600
 MOST_SESSIONS = 1000
+WRONG_TOKENS = 10
+"""Wrong tokens accepted from one address at once; afterwards `WRONG_TOKENS_PER_S`."""
+WRONG_TOKENS_PER_S = 1.0
 OPEN_PATHS = ("/", "/session", "/static/")
-"""What needs no token: the page, which then asks for it."""
+"""Paths without a token: the page, which then asks for it."""
 TILE_HOST = "https://tile.openstreetmap.org"
-"""Where the page takes its background map from, if the user turns it on (static/background.js): pictures, no more."""
+"""Source of the optional background map (static/background.js); images only."""
 CSP = (
     f"default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' {TILE_HOST}; connect-src 'self'; "
     "font-src 'self'; form-action 'none'; frame-ancestors 'none'; base-uri 'none'"
@@ -47,23 +52,41 @@ HEADERS = (
 
 
 class Sessions:
-    """Browsers that have shown the token."""
+    """The server's token, the browsers that have presented it, and the rate of wrong tokens per address."""
 
     def __init__(self, token: str | None) -> None:
         self._token = token
         self._until: dict[str, float] = {}
+        self._wrong: OrderedDict[str, tuple[float, float]] = OrderedDict()
+        """Address -> (wrong tokens still allowed, time of that number)."""
         self._lock = threading.Lock()
 
     @property
     def needed(self) -> bool:
+        """Whether callers must present a token."""
         return self._token is not None
 
-    def right(self, given: str) -> bool:
-        """Whether a token is the server's, in a time that does not tell how much of it is right."""
-        return self._token is not None and hmac.compare_digest(given.encode(), self._token.encode())
+    def accepts(self, token: str, address: str) -> bool | None:
+        """Return whether a token is the server's (constant-time comparison); None without comparing it, where the
+        address has presented too many wrong ones."""
+        if self._token is None:
+            return False
+        now = time.monotonic()
+        with self._lock:
+            left, since = self._wrong.get(address, (float(WRONG_TOKENS), now))
+            left = min(float(WRONG_TOKENS), left + (now - since) * WRONG_TOKENS_PER_S)
+            if left < 1:
+                return None
+            if hmac.compare_digest(token.encode(), self._token.encode()):
+                return True
+            self._wrong[address] = (left - 1, now)
+            self._wrong.move_to_end(address)
+            while len(self._wrong) > MOST_SESSIONS:
+                self._wrong.popitem(last=False)
+        return False
 
     def open(self) -> str:
-        """Return the value of a new cookie."""
+        """Return the value of a new session cookie."""
         name, now = secrets.token_urlsafe(32), time.monotonic()
         with self._lock:
             self._until = {key: until for key, until in self._until.items() if until > now}
@@ -72,13 +95,14 @@ class Sessions:
             self._until[name] = now + SESSION_S
         return name
 
-    def knows(self, name: str) -> bool:
+    def is_open(self, name: str) -> bool:
+        """Whether a cookie is that of an open session."""
         with self._lock:
             return self._until.get(name, 0.0) > time.monotonic()
 
 
 class Guard:
-    """The ASGI layer."""
+    """The ASGI middleware around the application."""
 
     def __init__(self, app: Any, settings: ServeSettings, sessions: Sessions) -> None:
         self.app, self.settings, self.sessions = app, settings, sessions
@@ -89,11 +113,11 @@ class Guard:
                 await self.app(scope, receive, send)
             return
 
-        async def send_safely(message: Message) -> None:
+        async def send_with_headers(message: Message) -> None:
             if message["type"] == "http.response.start":
-                there = {name.lower() for name, _ in message.get("headers", [])}
-                extra = [(name, value) for name, value in HEADERS if name not in there]
-                if b"cache-control" not in there:
+                present = {name.lower() for name, _ in message.get("headers", [])}
+                extra = [(name, value) for name, value in HEADERS if name not in present]
+                if b"cache-control" not in present:
                     extra.append((b"cache-control", b"no-store"))
                 message = {**message, "headers": [*message.get("headers", []), *extra]}
             await send(message)
@@ -102,37 +126,42 @@ class Guard:
         for raw, value in scope["headers"]:
             name = raw.decode("latin-1").lower()
             if name in ("host", "origin", "authorization", "content-length") and name in headers:
-                await _refuse(send_safely, 400, f"the header {name} was sent twice.")
+                await _refuse(send_with_headers, 400, f"the header {name} was sent twice; expected it once.")
                 return
             headers[name] = value.decode("latin-1")
         refusal = self._refusal(scope, headers)
         if refusal is not None:
-            await _refuse(send_safely, *refusal)
+            await _refuse(send_with_headers, *refusal)
             return
+        limits = self.settings.limits
         upload = scope["method"] == "PUT" and "/files/" in scope["path"]
-        limit = None if upload else self.settings.limits.body_bytes
-        if limit is not None and _number(headers.get("content-length")) > limit:
-            await _refuse(send_safely, 413, f"the request has more than {limit} bytes.")
+        if not upload and _number(headers.get("content-length")) > limits.body_bytes:
+            await _refuse(send_with_headers, 413, _too_large(limits.body_bytes))
             return
-        await self.app(scope, receive if limit is None else _bounded(receive, limit), send_safely)
+        body = _bounded(receive, None if upload else limits.body_bytes, limits.body_s)
+        await self.app(scope, body, send_with_headers)
 
     def _refusal(self, scope: Scope, headers: dict[str, str]) -> tuple[int, str] | None:
         host = headers.get("host", "")
         if not self._host_allowed(host):
-            return (
-                421,
-                f"this server does not answer to the name {host[:100]!r}. Start it with --allow-host to change that.",
+            return 421, (
+                f"this server does not answer requests for {host[:100]!r}. Use its address, or let its administrator "
+                "allow the name (allow-host)."
             )
         if not self._origin_allowed(scope, headers, host):
-            return 403, "a page of another site may not use this server."
+            return 403, "requests from pages of another site are not accepted."
         if not self.sessions.needed or _is_open(scope["path"]):
             return None
-        scheme, _, given = headers.get("authorization", "").partition(" ")
-        if scheme.lower() == "bearer" and self.sessions.right(given.strip()):
+        if self.sessions.is_open(_cookie(headers.get("cookie", ""))):
             return None
-        if self.sessions.knows(_cookie(headers.get("cookie", ""))):
-            return None
-        return 401, "this server wants its token: Authorization: Bearer TOKEN."
+        scheme, _, token = headers.get("authorization", "").partition(" ")
+        if scheme.lower() == "bearer":
+            accepted = self.sessions.accepts(token.strip(), client_address(scope))
+            if accepted is None:
+                return 429, TOO_MANY_TOKENS
+            if accepted:
+                return None
+        return 401, "this server needs its token: Authorization: Bearer TOKEN."
 
     def _host_allowed(self, host: str) -> bool:
         name = _host_name(host)
@@ -142,7 +171,7 @@ class Guard:
             return True
         if is_loopback(self.settings.host):
             return is_loopback(name)
-        # A name can be made to point anywhere (DNS rebinding); an address cannot.
+        # A domain name can be pointed at any address (DNS rebinding); an address cannot.
         try:
             ipaddress.ip_address(name)
         except ValueError:
@@ -156,8 +185,17 @@ class Guard:
         origin = headers.get("origin")
         if origin is not None:
             return origin.partition("://")[2].lower() == host.lower()
-        # No browser leaves both out; a program that is no browser may.
+        # Browsers send at least one of the two headers; other programs may send neither.
         return headers.get("sec-fetch-site", "none") in ("none", "same-origin")
+
+
+TOO_MANY_TOKENS = "too many wrong tokens came from this address; try again in a few seconds."
+
+
+def client_address(scope: Scope) -> str:
+    """Return the address a request came from."""
+    client = scope.get("client")
+    return str(client[0]) if client else ""
 
 
 def _is_open(path: str) -> bool:
@@ -165,9 +203,9 @@ def _is_open(path: str) -> bool:
 
 
 def _host_name(host: str) -> str:
-    """Return the name in a Host header, without port and brackets; "" where it is none.
+    """Return the name in a Host header without port and brackets, "" where the header holds anything else.
 
-    Nothing but a name and a port: links of answers are made from this header.
+    Links in responses are built from this header, so only a name and a port are accepted.
     """
     found = _HOST.fullmatch(host.strip().lower())
     return (found["six"] or found["name"]) if found else ""
@@ -185,18 +223,29 @@ def _number(text: str | None) -> int:
     return int(text) if text is not None and text.isdecimal() else 0
 
 
-def _bounded(receive: Receive, limit: int) -> Receive:
-    """Return `receive` for a body without a declared length, which ends in 413 when it grows too large."""
+def _too_large(limit: int) -> str:
+    return f"the request has more than {limit} bytes."
+
+
+def _bounded(receive: Receive, limit: int | None, seconds: float) -> Receive:
+    """Return `receive` with limits on the body: 413 above `limit` bytes, 408 where no data arrives for `seconds`."""
     from starlette.exceptions import HTTPException
 
-    taken = 0
+    received, complete = 0, False
 
     async def bounded() -> Message:
-        nonlocal taken
-        message = await receive()
-        taken += len(message.get("body", b""))
-        if taken > limit:
-            raise HTTPException(413, f"the request has more than {limit} bytes.")
+        nonlocal received, complete
+        if complete:
+            return await receive()  # waits for the client to disconnect
+        try:
+            message = await asyncio.wait_for(receive(), seconds)
+        except TimeoutError:
+            text = f"the rest of the request did not arrive within {seconds:g} s."
+            raise HTTPException(408, text, {"Connection": "close"}) from None
+        complete = not message.get("more_body", False)
+        received += len(message.get("body", b""))
+        if limit is not None and received > limit:
+            raise HTTPException(413, _too_large(limit))
         return message
 
     return bounded
@@ -207,5 +256,7 @@ async def _refuse(send: Send, status: int, text: str) -> None:
     headers = [(b"content-type", b"application/problem+json"), (b"content-length", str(len(body)).encode())]
     if status == 401:
         headers.append((b"www-authenticate", b"Bearer"))
+    if status == 429:
+        headers.append((b"retry-after", b"5"))
     await send({"type": "http.response.start", "status": status, "headers": headers})
     await send({"type": "http.response.body", "body": body})

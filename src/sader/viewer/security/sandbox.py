@@ -1,23 +1,31 @@
-"""A child process that opens rasters is confined: files of the data folder, three formats, no network unless allowed.
+"""Restrictions of a worker process: rasters of the data folder, three formats, no network unless allowed.
 
-The checks before the work (`viewer.security.inspect`) refuse with good words. This is the second wall, which does not
-depend on them: whatever code in the process opens a raster goes through it, and GDAL itself is told to stay away from
-side files and from the network.
+Two independent layers. `inspect_inputs` checks the inputs of a request by their headers and raises readable errors;
+nothing is decoded, because a file of a few kilobytes may declare a million pixels. `install_sandbox` applies the same
+checks to every `rasterio.open` of the process, and `child_environment` keeps GDAL from side files and from the network.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import json
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs, urlparse
 
-from sader.errors import require
+from sader.errors import DataError, require
 from sader.viewer.problems import ForbiddenError, NotFoundError, TooLargeError
 from sader.viewer.security.folder import DataFolder
-from sader.viewer.security.proxy import NOBODY
+from sader.viewer.security.proxy import CLOSED_PORT
 from sader.viewer.settings import Limits
 
+RASTERS = (".tif", ".tiff", ".jp2")
+INDIRECT_FILES = (".vrt", ".img", ".zarr", ".nc", ".h5", ".gpkg", ".zip")
+JSONS = (".json", ".geojson")
+MOST_JSON = 16 * 2**20
+"""Bytes of a STAC document."""
+MOST_ITEMS = 500
 MAGIC = {
     b"II*\0": "GTiff",
     b"MM\0*": "GTiff",
@@ -26,63 +34,166 @@ MAGIC = {
     b"\0\0\0\x0cjP  \r\n\x87\n": "JP2OpenJPEG",
     b"\xff\x4f\xff\x51": "JP2OpenJPEG",
 }
-"""First bytes -> the only drivers that read. A COG is a GTiff; "COG" is GDAL's name for writing one."""
-INDIRECT = (
-    "HTTP", "WMS", "WMTS", "WCS", "PLMOSAIC", "STACIT", "STACTA", "EEDA", "EEDAI", "DAAS", "GTI", "MRF", "Zarr",
-    "netCDF", "HDF5", "HDF5Image", "BAG", "GPKG", "SQLite", "Rasterlite", "MBTiles", "PDF", "DERIVED", "GeoJSON",
-    "GeoJSONSeq", "ESRIJSON", "TopoJSON", "OSM", "MVT", "KMLSUPEROVERLAY", "SENTINEL2", "SAFE", "DIMAP",
-)  # fmt: skip
-"""Drivers that read what another file or an address names; they are not even registered."""
+"""First bytes -> the only GDAL drivers used for reading. A COG is a GTiff; "COG" is GDAL's driver for writing one."""
+INDIRECT_DRIVERS = (
+    "HTTP WMS WMTS WCS PLMOSAIC STACIT STACTA EEDA EEDAI DAAS GTI MRF Zarr netCDF HDF5 HDF5Image BAG GPKG SQLite "
+    "Rasterlite MBTiles PDF DERIVED GeoJSON GeoJSONSeq ESRIJSON TopoJSON OSM MVT KMLSUPEROVERLAY SENTINEL2 SAFE DIMAP"
+)
+"""Drivers that read another file or address named by the input; GDAL does not register them."""
 POINTERS = ("OVERVIEWS", "GEOLOCATION")
-"""Metadata domains by which a GeoTIFF makes GDAL open another file or address for its reduced or warped pixels."""
+"""Metadata domains through which a GeoTIFF makes GDAL open another file or address for reduced or warped pixels."""
 NOWHERE = "/vsicurl/https://nowhere.invalid/"
 
 
-def gdal_environment(allow_remote: Sequence[str], proxy: str = NOBODY) -> dict[str, str]:
-    """Return the environment of a child: GDAL reads no side file (overviews, .aux.xml) and, unless allowed, no address.
+def child_environment(base: Mapping[str, str], allow_remote: Sequence[str], proxy: str = CLOSED_PORT) -> dict[str, str]:
+    """Return the environment of a worker process: the server's, without any variable that extends GDAL's access.
 
-    A GeoTIFF can name another file as its overview, and that file may be an address: hence no list of the folder, no
-    .aux.xml, and one single allowed name that does not exist.
+    A GeoTIFF can name another file, or an address, as its overview. GDAL therefore lists no folder, reads no .aux.xml
+    and, unless hosts are allowed, may fetch a single address only, which does not exist. Everything it fetches,
+    redirects included, goes through `proxy`.
     """
-    found = {
-        "GDAL_SKIP": ",".join(INDIRECT),
+    removed = ("GDAL_", "CPL_", "VSI_", "AWS_", "AZURE_", "GS_", "GOOGLE_")
+    kept = {
+        key: value for key, value in base.items() if not key.startswith(removed) and not key.lower().endswith("_proxy")
+    }
+    gdal = {
+        "GDAL_SKIP": INDIRECT_DRIVERS.replace(" ", ","),
         "GDAL_DISABLE_READDIR_ON_OPEN": "EMPTY_DIR",
         "GDAL_PAM_ENABLED": "NO",
         "GDAL_HTTP_TIMEOUT": "30",
         "GDAL_HTTP_CONNECTTIMEOUT": "10",
-        "GDAL_HTTP_PROXY": proxy,  # everything that GDAL fetches, redirects included, goes through the gate
+        "GDAL_HTTP_PROXY": proxy,
         "GDAL_MAX_DATASET_POOL_SIZE": "64",
-        "GDAL_CACHEMAX": "512",  # MiB; its own choice is 5 % of the machine, for each child
+        "GDAL_CACHEMAX": "512",  # MiB; the default is 5 % of the machine's memory, for each process
     }
     if not allow_remote:
-        found["CPL_VSIL_CURL_ALLOWED_FILENAME"] = NOWHERE
-    return found
+        gdal["CPL_VSIL_CURL_ALLOWED_FILENAME"] = NOWHERE
+    return {**kept, **gdal, "PYTHONUNBUFFERED": "1"}
 
 
-def confine(folder: DataFolder, allow_remote: Sequence[str], limits: Limits) -> None:
-    """Make every `rasterio.open` of this process check where and what it opens."""
+def install_sandbox(folder: DataFolder, allow_remote: Sequence[str], limits: Limits) -> None:
+    """Replace `rasterio.open` for this process by a version that checks location, format and size.
+
+    The replacement is deliberate: any code in the process that opens a raster passes the checks, whether or not it
+    was written with the server in mind.
+    """
     rasterio = require("rasterio", extra="geo", purpose="reading GeoTIFF")
-    plain = rasterio.open
+    unchecked = rasterio.open
 
-    def confined(fp: Any, mode: str = "r", driver: Any = None, *args: Any, **kwargs: Any) -> Any:
+    def checked(fp: Any, mode: str = "r", driver: Any = None, *args: Any, **kwargs: Any) -> Any:
         if mode != "r":
             folder.inside(Path(fp).parent)
-            return plain(fp, mode, driver, *args, **kwargs)
-        check_place(str(fp), folder, allow_remote)
-        dataset = plain(fp, mode, driver_of(str(fp)), *args, **kwargs)
+            return unchecked(fp, mode, driver, *args, **kwargs)
+        check_location(str(fp), folder, allow_remote)
+        dataset = unchecked(fp, mode, driver_of(str(fp)), *args, **kwargs)
         try:
-            check_domains(dataset)
-            check_size(dataset, limits)
+            check_header(dataset, limits)
         except (ForbiddenError, TooLargeError):
             dataset.close()
             raise
         return dataset
 
-    setattr(rasterio, "open", confined)  # noqa: B010 - mypy knows no such attribute of a module
+    setattr(rasterio, "open", checked)  # noqa: B010 - mypy does not accept an assignment to a module's attribute
+
+
+# ---------------------------------------------------------------- inputs of a request
+
+
+def inspect_inputs(inputs: Sequence[Path], folder: DataFolder, limits: Limits, allow_remote: Sequence[str]) -> None:
+    """Refuse inputs of another format, above the size limits, or outside the data folder and the allowed hosts."""
+    rasters = dict.fromkeys(raster for path in inputs for raster in _rasters_of(path, folder, allow_remote))
+    rasterio = require("rasterio", extra="geo", purpose="reading GeoTIFF")
+    from sader.geo.read.raster import reading
+
+    for raster in rasters:
+        check_location(raster, folder, allow_remote)
+        if remote_host(raster) is not None:
+            continue
+        driver = driver_of(raster)
+        with reading(Path(raster).name), warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # images without georeferencing
+            with rasterio.open(raster, driver=driver) as dataset:
+                check_header(dataset, limits)
+
+
+def _rasters_of(path: Path, folder: DataFolder, allow_remote: Sequence[str]) -> Iterator[str]:
+    if not path.is_dir():
+        if path.suffix.lower() not in RASTERS + JSONS:
+            raise ForbiddenError(wrong_format(path.name))
+        yield from _rasters_of_json(path, folder, allow_remote) if path.suffix.lower() in JSONS else [str(path)]
+        return
+    # Readers take the files of a folder itself, and products in it as a whole; every file must lie in the data folder.
+    for file in folder.files_below(path):
+        suffix, direct = file.suffix.lower(), file.parent == path
+        if suffix in RASTERS:
+            yield str(file)
+        elif suffix in JSONS and direct:
+            yield from _rasters_of_json(file, folder, allow_remote)
+        elif suffix in INDIRECT_FILES and direct:
+            raise ForbiddenError(wrong_format(file.name))
+
+
+def _rasters_of_json(path: Path, folder: DataFolder, allow_remote: Sequence[str]) -> Iterator[str]:
+    """Yield the rasters of STAC items. Catalogues are refused, because their links may lead anywhere."""
+    from sader.geo.stac.assets import bands_of, classification_of
+    from sader.geo.stac.items import load_items
+
+    size = path.stat().st_size
+    if size > MOST_JSON:
+        raise TooLargeError(f"{path.name} has {size} bytes; expected a STAC item of at most {MOST_JSON}.")
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except (ValueError, RecursionError) as error:
+        raise DataError(f"{path.name} is not valid JSON: {str(error)[:200]}. Expected a STAC item.") from error
+    kind = content.get("type") if isinstance(content, dict) else None
+    if kind not in ("Feature", "FeatureCollection"):
+        raise ForbiddenError(
+            f"{path.name} holds {f'a {kind}' if kind else 'no STAC item'}; expected a STAC item (Feature) or a "
+            "FeatureCollection of items. Links of catalogues are not followed."
+        )
+    for one in content.get("features") or [] if kind == "FeatureCollection" else [content]:
+        _check_item(one, path.name)
+    items = load_items(path)
+    if len(items) > MOST_ITEMS:
+        raise TooLargeError(f"{path.name} holds {len(items)} items; expected at most {MOST_ITEMS}.")
+    for item, base in items:
+        try:
+            entries = [*bands_of(item, base).values()]
+            classes = classification_of(item, base)
+        except (TypeError, ValueError, LookupError, AttributeError, OverflowError) as error:
+            raise DataError(f"{path.name} holds an invalid STAC item: {type(error).__name__} in its assets.") from error
+        for entry in [*entries, *([classes] if classes else [])]:
+            check_location(entry.path, folder, allow_remote)
+            if remote_host(entry.path) is None and Path(entry.path).suffix.lower() not in RASTERS:
+                raise ForbiddenError(wrong_format(Path(entry.path).name))
+            yield entry.path
+
+
+def _check_item(item: Any, name: str) -> None:
+    """Refuse an item whose members have other types than STAC defines, or whose CRS is not a plain code."""
+    from sader.geo.stac.assets import CRS_CODE
+
+    for key, kind in {"assets": dict, "properties": dict, "links": list}.items():
+        value = item.get(key) if isinstance(item, dict) else item
+        if not isinstance(item, dict) or not (value is None or isinstance(value, kind)):
+            raise DataError(f"{name} holds an invalid STAC item: expected a {kind.__name__} as {key}.")
+    entries = [*(item.get("assets") or {}).values(), *(item.get("links") or [])]
+    if not all(isinstance(entry, dict) for entry in entries):
+        raise DataError(f"{name} holds an invalid STAC item: expected objects as assets and links.")
+    # GDAL opens the name of a CRS as an address or a file where it can.
+    for members in ((item.get("properties") or {}), *(item.get("assets") or {}).values()):
+        code, number = members.get("proj:code"), members.get("proj:epsg")
+        if not (code is None or (isinstance(code, str) and CRS_CODE.fullmatch(code))):
+            raise ForbiddenError(f"{name} has proj:code {str(code)[:80]!r}; expected a code such as EPSG:32632.")
+        if not (number is None or (isinstance(number, int) and 0 < number < 10**7)):
+            raise ForbiddenError(f"{name} has proj:epsg {str(number)[:80]!r}; expected a number such as 32632.")
+
+
+# ---------------------------------------------------------------- one raster
 
 
 def driver_of(path: str) -> str:
-    """Return the driver for a file by its first bytes (by its name, where it is far); refuse all other kinds."""
+    """Return the GDAL driver of a file by its first bytes (of a remote one by its suffix); refuse other formats."""
     if remote_host(path) is not None:
         address = urlparse(parse_qs(path.partition("?")[2]).get("url", [""])[-1])
         return "JP2OpenJPEG" if address.path.lower().endswith(".jp2") else "GTiff"
@@ -93,75 +204,52 @@ def driver_of(path: str) -> str:
         raise NotFoundError(f"{Path(path).name} cannot be opened: {error.strerror}.") from error
     found = next((driver for magic, driver in MAGIC.items() if start.startswith(magic)), None)
     if found is None:
-        raise ForbiddenError(wrong_kind(Path(path).name))
+        raise ForbiddenError(wrong_format(Path(path).name))
     return found
 
 
-def check_domains(dataset: Any) -> None:
-    """Refuse a file that sends GDAL to another one. Nothing has been followed yet: that happens when it is read."""
-    found = [name for name in dataset.tag_namespaces() if name in POINTERS]
-    if found:
+def check_header(dataset: Any, limits: Limits) -> None:
+    """Refuse a raster that refers to other files, or whose header declares more than the limits; decodes nothing."""
+    import numpy as np  # not at the top: the server process imports this module and stays without NumPy
+
+    name = Path(dataset.name.partition("?")[0]).name
+    domains = [domain for domain in dataset.tag_namespaces() if domain in POINTERS]
+    if domains:
         raise ForbiddenError(
-            f"{Path(dataset.name).name} names other files in its metadata ({', '.join(found)}); the service follows no "
-            "such references. Write it anew without them."
+            f"{name} refers to other files in its metadata ({', '.join(domains)}); such references are not followed. "
+            "Write the file again without them."
         )
-
-
-def check_size(dataset: Any, limits: Limits) -> None:
-    """Refuse a raster whose header says that it is too large; nothing of it has been unpacked yet."""
-    name, facts = Path(dataset.name.partition("?")[0]).name, _facts(dataset)
-    if facts["pixels"] > limits.pixels:
+    if dataset.width * dataset.height > limits.pixels:
         raise TooLargeError(
-            f"{name} is {facts['width']} x {facts['height']} pixels; the server takes at most {limits.pixels} pixels. "
-            "Cut the scene, or start the server with a higher --max-pixels."
+            f"{name} is {dataset.width} x {dataset.height} pixels; this server accepts at most {limits.pixels} pixels. "
+            "Crop the scene, or raise the server's limit (max-pixels)."
         )
-    if facts["bands"] > limits.bands:
-        raise TooLargeError(f"{name} has {facts['bands']} bands; the server takes at most {limits.bands}.")
-    if facts["block_bytes"] > limits.block_bytes:
-        raise TooLargeError(
-            f"{name} is stored in blocks of {facts['block_bytes'] // 2**20} MiB; the server unpacks at most "
-            f"{limits.block_bytes // 2**20} MiB at once. Write it anew as a tiled GeoTIFF."
-        )
-
-
-def _facts(dataset: Any) -> dict[str, int]:
-    import numpy as np  # not at the top: the server itself uses this module for the environment of its children
-
-    kinds = [np.dtype(kind).itemsize if kind in np.sctypeDict else 16 for kind in dataset.dtypes]
+    if dataset.count > limits.bands:
+        raise TooLargeError(f"{name} has {dataset.count} bands; this server accepts at most {limits.bands}.")
+    sizes = [np.dtype(kind).itemsize if kind in np.sctypeDict else 16 for kind in dataset.dtypes]
     height, width = dataset.block_shapes[0] if dataset.block_shapes else (0, 0)
-    together = sum(kinds) if dataset.interleaving and dataset.interleaving.name == "pixel" else max(kinds, default=0)
-    return {
-        "pixels": dataset.width * dataset.height,
-        "bands": dataset.count,
-        "block_bytes": height * width * together,
-        "width": dataset.width,
-        "height": dataset.height,
-    }
+    pixel = sum(sizes) if dataset.interleaving and dataset.interleaving.name == "pixel" else max(sizes, default=0)
+    if height * width * pixel > limits.block_bytes:
+        raise TooLargeError(
+            f"{name} is stored in blocks of {height * width * pixel // 2**20} MiB; this server decodes blocks of at "
+            f"most {limits.block_bytes // 2**20} MiB. Write the file again as a tiled GeoTIFF."
+        )
 
 
-def wrong_kind(name: str) -> str:
-    """Return the words about a file of another kind."""
-    return (
-        f"{name} is of a kind that the service does not open; expected GeoTIFF, COG or JPEG 2000 (VRT and other "
-        "formats may name files and addresses elsewhere)."
-    )
-
-
-def check_place(path: str, folder: DataFolder, allow_remote: Sequence[str]) -> None:
-    """Refuse what is neither a file of the data folder nor at an allowed host."""
+def check_location(path: str, folder: DataFolder, allow_remote: Sequence[str]) -> None:
+    """Refuse a path that is neither in the data folder nor at an allowed host."""
     host = remote_host(path)
     if host is None:
         folder.inside(path)
-        return
-    if host not in {name.lower() for name in allow_remote}:
+    elif host not in {name.lower() for name in allow_remote}:
         raise ForbiddenError(
-            f"reading from {host or 'a remote address'} is not allowed. Copy the files into the data folder, or start "
-            "the server with --allow-remote and the host's name."
+            f"reading from {host or 'a remote address'} is not allowed. Copy the files into the data folder, or let "
+            "the administrator of this server allow the host (allow-remote)."
         )
 
 
 def remote_host(path: str) -> str | None:
-    """Return the host of what GDAL would fetch, "" where it has none, None for a plain path."""
+    """Return the host that GDAL would contact for a path: "" without an https host, None for a local path."""
     if path.startswith("/vsicurl?"):
         addresses = parse_qs(path.partition("?")[2]).get("url", [""])
         return (urlparse(addresses[-1]).hostname or "") if addresses[-1].startswith("https://") else ""
@@ -170,9 +258,9 @@ def remote_host(path: str) -> str | None:
     return None
 
 
-def child_environment(base: Mapping[str, str], allow_remote: Sequence[str], proxy: str = NOBODY) -> dict[str, str]:
-    """Return the environment of a child: the server's, without anything that would widen GDAL's reach."""
-    own = ("GDAL_", "CPL_", "VSI_", "AWS_", "AZURE_", "GS_", "GOOGLE_")
-    # Proxies, and exceptions from them, are the gate's business alone.
-    kept = {key: value for key, value in base.items() if not key.startswith(own) and not key.lower().endswith("_proxy")}
-    return {**kept, **gdal_environment(allow_remote, proxy), "PYTHONUNBUFFERED": "1"}
+def wrong_format(name: str) -> str:
+    """Return the message about a file of another format."""
+    return (
+        f"{name} is not in a format this server opens; expected GeoTIFF, COG or JPEG 2000 (VRT and similar formats may "
+        "refer to files and addresses elsewhere)."
+    )

@@ -1,1 +1,1 @@
-"""Worker processes of the server: they open rasters, run the remover and draw pictures."""
+"""Worker processes: they open rasters and run the model, so that a crash or a lack of memory ends no server."""

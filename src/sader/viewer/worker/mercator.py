@@ -1,8 +1,8 @@
-"""Where a scene lies on a web map: from Web Mercator, in which map tiles are cut, to the scene's own pixels.
+"""The transform from Web Mercator, the projection of map tiles, to the pixels of a scene.
 
-The page draws a scene in its own pixels, so that every number under the cursor is one that was measured; it is the map
-that is bent to fit. For that it gets a polynomial, fitted here with PROJ and checked against it on a dense lattice: no
-more than `MOST_ERROR` of a pixel off anywhere, or there is no map.
+The page draws a scene in its own pixels, without resampling, and warps the background map instead. The transform is a
+polynomial fitted with PROJ and checked against it on a dense lattice; where its error exceeds `MOST_ERROR` of a pixel,
+there is no background map.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ WORLD = 20037508.342789244
 MOST_ERROR = 0.25
 """Of a pixel of the scene."""
 AROUND = (3.0, 1.0, 0.25)
-"""How much of the map beside the scene is wanted, in sides of it; less where the formula does not hold that far."""
+"""Margin of the map around the scene, in scene widths; smaller margins are tried where the fit is not accurate."""
 DEGREES = (3, 5, 7)
 CHECKED = 41
 
@@ -29,17 +29,17 @@ Floats = NDArray[np.float64]
 
 
 def mercator_fit(grid: Grid) -> dict[str, Any]:
-    """Return the polynomial (Web Mercator -> column, row), the square in which it holds, and its largest error.
+    """Return the polynomial (Web Mercator -> column, row), the rectangle in which it is valid, and its largest error.
 
     u = (x - centre_x) / half_x, v likewise; column = sum of columns[k] * u**i * v**j over i, then j; i + j <= degree.
     """
     if not grid.crs:
-        raise NotFoundError("the scene has no place on the map: its files name no reference system.")
+        raise NotFoundError("the scene cannot be placed on a map: its files state no reference system.")
     steps = np.linspace(0, 1, 17)
     columns, rows = (part.ravel() for part in np.meshgrid(steps * grid.width, steps * grid.height))
     x, y = _to_mercator(grid, columns, rows)
     if not (np.isfinite(x).all() and np.isfinite(y).all() and np.abs(y).max() < WORLD):
-        raise NotFoundError("web maps do not show the place of this scene.")
+        raise NotFoundError("the scene lies outside the area of web maps.")
     middle = len(x) // 2
     x = x[middle] + _wrapped(x - x[middle], 2 * WORLD)
     side = max(np.ptp(x), np.ptp(y))
@@ -52,11 +52,13 @@ def mercator_fit(grid: Grid) -> dict[str, Any]:
             found = _fit(grid, centre, half, degree)
             if found is not None and found["error"] <= MOST_ERROR:
                 return found
-    raise NotFoundError("the scene is too large, or its reference system too unlike a web map's, to draw one under it.")
+    raise NotFoundError(
+        "no background map for this scene: it is too large, or its projection differs too much from Web Mercator."
+    )
 
 
 def _fit(grid: Grid, centre: tuple[float, float], half: tuple[float, float], degree: int) -> dict[str, Any] | None:
-    # Chebyshev nodes: the error is spread over the whole square instead of growing towards its corners.
+    # Chebyshev nodes spread the error evenly instead of letting it grow towards the corners.
     count = 2 * degree + 3
     nodes = np.cos(np.pi * (np.arange(count) + 0.5) / count)
     u, v = (part.ravel() for part in np.meshgrid(nodes, nodes))
@@ -88,11 +90,11 @@ def _to_mercator(grid: Grid, columns: Floats, rows: Floats) -> tuple[Floats, Flo
 
 
 def _pixels(grid: Grid, centre: tuple[float, float], half: tuple[float, float], u: Floats, v: Floats) -> Floats:
-    """Return (n, 2) column and row of points of the square."""
+    """Return (n, 2) column and row of points of the rectangle."""
     a, b, c, d, e, f = grid.transform
     x, y = transformed("EPSG:3857", grid.crs, _wrapped(centre[0] + half[0] * u, 2 * WORLD), centre[1] + half[1] * v)
     if _is_geographic(grid.crs):
-        # Beside the date line: the longitude nearest to the scene's is meant.
+        # Across the antimeridian the longitude nearest to the scene applies.
         here = a * grid.width / 2 + b * grid.height / 2 + c
         x = here + _wrapped(x - here, 360.0)
     x, y, scale = x - c, y - f, a * e - b * d
@@ -108,12 +110,12 @@ def _is_geographic(crs: str) -> bool:
 
 
 def transformed(source: str, target: str, x: Floats, y: Floats) -> tuple[Floats, Floats]:
-    """Return points in another reference system; infinite where PROJ knows none."""
+    """Return points in another reference system; infinite where PROJ has no result."""
     rasterio = require("rasterio.warp", extra="geo", purpose="maps")
     try:
         there = rasterio.transform(source, target, x.tolist(), y.tolist())
     except Exception as error:
-        # rasterio raises GDAL's own errors here, whose classes it does not publish.
+        # rasterio raises GDAL errors here, whose classes are private.
         if not type(error).__name__.startswith(("CPLE_", "CRSError")):
             raise
         return np.full(x.shape, np.inf), np.full(x.shape, np.inf)

@@ -1,7 +1,7 @@
-"""Parts of dates and results as PNG for the page: band combinations, overlays, and the numbers under the cursor.
+"""Squares of dates and results as PNG: band combinations, overlays, and values of single pixels.
 
-The whole scene has one grid. A part is named by a reduction (1, 2, 4 ...) and its column and row in squares of `SQUARE`
-pixels of the reduced grid, so that a page shows a scene of any size by fetching what it sees.
+A square is named by a reduction factor (1, 2, 4 ...) and its column and row on the reduced grid, in units of `SQUARE`
+pixels, so that the page fetches only the visible part of a scene of any size.
 """
 
 from __future__ import annotations
@@ -24,21 +24,22 @@ COMBINATIONS: dict[str, tuple[str, ...]] = {
     "false": ("B08", "B04", "B03"),
     "ndvi": ("B08", "B04"),
 }
-"""Name -> bands: as the eye sees it, plants in red, and how green it is."""
+"""Name -> bands: true colour, false colour (vegetation in red), vegetation index."""
 RAMP = np.array(
     [(94, 58, 30), (171, 123, 71), (226, 205, 150), (190, 207, 110), (98, 163, 66), (29, 104, 45), (6, 60, 34)],
     np.float32,
 )
 NDVI_RANGE = (-0.2, 0.9)
 SPREAD_SCALE = 0.05
-"""Standard deviation, in reflectance, drawn in the brightest colour (static/app.js says so in its legend)."""
-LOOK = 256
+"""Standard deviation, in reflectance, of the brightest colour; the legend in static/app.js states it too."""
+SAMPLE_EDGE = 256
+"""Longer edge, in pixels, of the reduced image from which display limits are computed."""
 SAMPLED = (8, 48)
-"""Of a scene larger than eight times `LOOK`: so many windows along each side, of so many pixels."""
+"""Windows along each edge and their size, used instead for scenes larger than eight times `SAMPLE_EDGE`."""
 
 
 def combination(bands: Sequence[str], wanted: str) -> tuple[str, ...]:
-    """Return the bands of a combination; refuse one that the scene does not have."""
+    """Return the bands of a combination; raise where the scene lacks one."""
     if wanted not in COMBINATIONS:
         raise NotFoundError(f"there is no combination {wanted!r}; expected {', '.join(COMBINATIONS)}.")
     missing = [band for band in COMBINATIONS[wanted] if band not in bands]
@@ -48,14 +49,14 @@ def combination(bands: Sequence[str], wanted: str) -> tuple[str, ...]:
 
 
 def possible(bands: Sequence[str]) -> list[str]:
-    """Return the combinations that the bands allow."""
+    """Return the combinations whose bands are present."""
     return [name for name, needed in COMBINATIONS.items() if set(needed) <= set(bands)]
 
 
 def shared_limits(sources: Sequence[DateSource], grid: Grid, bands: Sequence[str]) -> tuple[float, float]:
     """Return the reflectances shown as black and white for all dates: those of the date with the darkest highlights.
 
-    Clouds are bright, so the least cloudy date decides, and the ground is not left in the dark.
+    Clouds are bright, so this is the least cloudy date, and the ground keeps its contrast.
     """
     found = []
     for source in sources:
@@ -71,11 +72,11 @@ def shared_limits(sources: Sequence[DateSource], grid: Grid, bands: Sequence[str
 
 
 def _some_values(source: DateSource, grid: Grid, bands: Sequence[str]) -> NDArray[np.float32]:
-    """Return values (C, n) that stand for a date: the whole of it reduced, or windows of a scene that is large.
+    """Return a sample (C, n) of the values of a date: the reduced image, or windows of a large scene.
 
-    A mean of all pixels means reading all pixels, which for a whole Sentinel-2 tile would take longer than people wait.
+    Reducing a whole Sentinel-2 tile reads all of its pixels, which is too slow for the first display.
     """
-    factor = max(1, -(-max(grid.shape) // LOOK))
+    factor = max(1, -(-max(grid.shape) // SAMPLE_EDGE))
     if factor <= 8:
         small = grid if factor == 1 else grid.coarser(factor)
         values, valid = source.read(small.whole, bands=list(bands), grid=small)
@@ -103,14 +104,14 @@ def square(grid: Grid, factor: int, column: int, row: int) -> tuple[Grid, Window
 def colours(
     values: NDArray[np.float32], valid: NDArray[np.bool_], wanted: str, limits: tuple[float, float]
 ) -> NDArray[np.uint8]:
-    """Return RGBA (h, w, 4) of reflectance (C, h, w); clear through where there is no data."""
+    """Return RGBA (h, w, 4) of reflectance (C, h, w); transparent where there is no data."""
     if wanted == "ndvi":
         near, red = values[0].clip(0, None), values[1].clip(0, None)
         index = (near - red) / np.maximum(near + red, 1e-6)
         shown = ramp_colours((index - NDVI_RANGE[0]) / (NDVI_RANGE[1] - NDVI_RANGE[0]), RAMP)
     else:
         low, high = limits
-        # A little gamma: satellite pictures are dark, and eyes are not linear.
+        # Gamma brightens dark surfaces.
         share = np.clip((values - low) / (high - low), 0, 1) ** 0.8
         shown = np.rint(np.moveaxis(share, 0, -1) * 255)
     alpha = np.where(valid, 255, 0)[..., None]
@@ -126,7 +127,7 @@ def ramp_colours(share: NDArray[np.floating], ramp: NDArray[np.float32]) -> NDAr
 
 
 def spread_colours(spread: NDArray[np.floating]) -> NDArray[np.uint8]:
-    """Return RGBA of a standard deviation (h, w): the surer, the clearer through."""
+    """Return RGBA of a standard deviation (h, w): transparent where it is small."""
     from sader.figures.picture import heat_picture
 
     picture = heat_picture(spread, full_scale=SPREAD_SCALE)
@@ -135,7 +136,7 @@ def spread_colours(spread: NDArray[np.floating]) -> NDArray[np.uint8]:
 
 
 def provenance_colours(codes: NDArray[np.generic]) -> NDArray[np.uint8]:
-    """Return RGBA of provenance (h, w): reconstructed pixels in magenta, a colour no landscape has."""
+    """Return RGBA of provenance (h, w): reconstructed pixels in magenta."""
     shown = np.zeros((*codes.shape, 4), np.uint8)
     shown[codes == 2] = (232, 62, 160, 150)
     return shown
@@ -151,7 +152,7 @@ def png(picture: NDArray[np.uint8]) -> bytes:
 
 
 def read_numbers(path: str, window: Window, grid: Grid, *, categories: bool) -> NDArray[Any]:
-    """Return the raw numbers (C, h, w) of a side result in a window of a reduced grid."""
+    """Return the stored values (C, h, w) of an output layer in a window of a reduced grid."""
     from sader.errors import require
     from sader.geo.read.raster import read_bands, reading
     from sader.geo.stack import ValueCoding

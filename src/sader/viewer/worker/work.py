@@ -1,4 +1,4 @@
-"""What a child process does: look at scenes, draw them, remove their clouds. One function for each request."""
+"""Operations of a worker process: describe and draw scenes, estimate their clouds, remove them."""
 
 from __future__ import annotations
 
@@ -7,25 +7,27 @@ from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from sader.errors import require
 from sader.geo.stack import DateSource, Grid
-from sader.inference.tiling import Window, plan_windows
-from sader.viewer.problems import NotFoundError, RequestError, TooLargeError
+from sader.inference.tiling import Window
+from sader.viewer.problems import NotFoundError, RequestError, TooLargeError, for_clients
 from sader.viewer.security.folder import DataFolder
-from sader.viewer.security.inspect import inspect_inputs
+from sader.viewer.security.sandbox import inspect_inputs
 from sader.viewer.settings import Limits
 from sader.viewer.worker import pictures
-from sader.viewer.worker.layerprogress import LayerProgress, count_layers, counting
 from sader.viewer.worker.mercator import mercator_fit, transformed
 
-Say = Callable[[dict[str, Any]], None]
+if TYPE_CHECKING:
+    from sader.inference.remover import CloudRemover
+
+Send = Callable[[dict[str, Any]], None]
 OUTPUT = "clear.tif"
-LAYERS = ("uncertainty", "provenance", "count")
 KEPT_SCENES = 8
+KEPT_MODELS = 2
 
 
 @dataclass
@@ -41,31 +43,44 @@ class OpenScene:
 
 
 class SceneWork:
-    """The requests of one child process. `inputs` are paths relative to the data folder, checked anew each time."""
+    """The operations, by name in `operations`. `inputs` are paths relative to the data folder, checked on each call."""
 
-    def __init__(self, settings: dict[str, Any]) -> None:
+    def __init__(self, settings: dict[str, Any], send: Send) -> None:
+        """settings: `ServeSettings.for_child`. send: sends an event of a running operation to the server."""
         self.folder = DataFolder(settings["data"])
         self.limits = Limits(**settings["limits"])
         self.allow_remote = tuple(settings["allow_remote"])
         self.model, self.device = settings["model"], settings["device"]
+        self.send = send
+        self.operations: dict[str, Callable[..., Any]] = {
+            "inspect": self.inspect,
+            "models": self.models,
+            "describe": self.describe,
+            "clouds": self.clouds,
+            "picture": self.picture,
+            "mercator": self.mercator,
+            "values": self.values,
+            "demo": self.demo,
+            "remove": self.remove,
+        }
         self._scenes: OrderedDict[str, OpenScene] = OrderedDict()
-        self._remover: Any = None
+        self._removers: OrderedDict[str | None, tuple[CloudRemover, str]] = OrderedDict()
 
-    # ---------------------------------------------------------------- looking
+    # ---------------------------------------------------------------- reading
 
-    def inspect(self, say: Say, *, inputs: list[str]) -> dict[str, Any]:
+    def inspect(self, *, inputs: list[str]) -> dict[str, Any]:
         """Check files by their headers."""
         inspect_inputs(self._paths(inputs), self.folder, self.limits, self.allow_remote)
         return {}
 
-    def models(self, say: Say) -> list[str]:
+    def models(self) -> list[str]:
         """Return the names of the shipped weights."""
         from sader.checkpoint import shipped
 
         return sorted(shipped())
 
-    def describe(self, say: Say, *, inputs: list[str], reading: dict[str, Any]) -> dict[str, Any]:
-        """Return the dates of a scene, its grid and what can be shown."""
+    def describe(self, *, inputs: list[str], reading: dict[str, Any]) -> dict[str, Any]:
+        """Return the dates of a scene, its grid and the possible band combinations."""
         scene = self._open(inputs, reading)
         grid = scene.grid
         return {
@@ -82,33 +97,44 @@ class SceneWork:
             "bands": list(scene.bands),
             "combinations": pictures.possible(scene.bands),
             "grid": {
-                "crs": grid.crs if len(grid.crs) < 40 else "own reference system" if grid.crs else "",
+                "crs": grid.crs if len(grid.crs) < 40 else "custom CRS" if grid.crs else "",
                 "transform": list(grid.transform),
                 "width": grid.width,
                 "height": grid.height,
                 "degrees": _in_degrees(grid),
             },
-            "notices": scene.notices,
+            "notices": [for_clients(text) for text in scene.notices],
         }
 
-    def clouds(self, say: Say, *, inputs: list[str], reading: dict[str, Any]) -> list[float]:
-        """Return the part of each date that is hidden by cloud or shadow, or has no data, as the model sees it."""
+    def clouds(self, *, inputs: list[str], reading: dict[str, Any]) -> list[float]:
+        """Return the share of each date that is hidden by cloud or shadow, or has no data, as the model estimates it.
+
+        Baselines without a cloud head estimate none: their shares count nodata and the masks of the files only.
+        """
         from sader.geo.align import build_stack
         from sader.geo.scene.overview import take_look
 
         scene = self._open(inputs, reading)
         if scene.shares is None:
-            remover = self._load()
+            remover, _ = self._load(self.model, self.device)
             stack = build_stack(scene.sources, remover.config.network)
             shares = dict(zip((s.name for s in stack.sources), take_look(stack, remover).clear_share, strict=True))
             scene.shares = [round(1 - float(shares.get(source.name, 0.0)), 4) for source in scene.sources]
         return scene.shares
 
     def picture(
-        self, say: Say, *, inputs: list[str], reading: dict[str, Any], layer: str, job: str | None, combination: str,
-        factor: int, column: int, row: int,
-    ) -> tuple[Any, bytes]:  # fmt: skip
-        """Draw a square of a date ("0", "1" ...), of the result or of a layer beside it."""
+        self,
+        *,
+        inputs: list[str],
+        reading: dict[str, Any],
+        layer: str,
+        job: str | None,
+        combination: str,
+        factor: int,
+        column: int,
+        row: int,
+    ) -> tuple[Any, bytes]:
+        """Draw one square of a date ("0", "1" ...), of the result, or of its uncertainty or provenance."""
         scene = self._open(inputs, reading)
         grid, window = pictures.square(scene.grid, factor, column, row)
         if layer in ("uncertainty", "provenance"):
@@ -126,20 +152,20 @@ class SceneWork:
         values, valid = source.read(window, bands=bands, grid=grid)
         return None, pictures.png(pictures.colours(values, valid, combination, self._limits(scene, combination)))
 
-    def mercator(self, say: Say, *, inputs: list[str], reading: dict[str, Any]) -> dict[str, Any]:
-        """Return how a web map is laid under the scene."""
+    def mercator(self, *, inputs: list[str], reading: dict[str, Any]) -> dict[str, Any]:
+        """Return the transform from Web Mercator to the pixels of the scene."""
         return mercator_fit(self._open(inputs, reading).grid)
 
     def values(
-        self, say: Say, *, inputs: list[str], reading: dict[str, Any], job: str | None, column: int, row: int
+        self, *, inputs: list[str], reading: dict[str, Any], job: str | None, column: int, row: int
     ) -> dict[str, Any]:
-        """Return reflectance of every date, and of the result and its layers, at one pixel; and where that is."""
+        """Return reflectance of every date, the result and its layers at one pixel, and the pixel's coordinates."""
         scene = self._open(inputs, reading)
         grid = scene.grid
         if not (0 <= column < grid.width and 0 <= row < grid.height):
             raise NotFoundError(f"pixel {column}, {row} is outside the scene of {grid.width} x {grid.height}.")
         window = Window(row, column, 1, 1)
-        # A result may have fewer bands than its dates: the model does not know them all.
+        # A result has the bands of its model, which may be fewer than those of the dates.
         result = None if job is None else self._result(job, scene)
         bands = tuple(band for band in scene.bands if result is None or band in result.bands)
         found: dict[str, Any] = {
@@ -156,9 +182,9 @@ class SceneWork:
                     found[layer] = [round(float(v), 5) if math.isfinite(v) else None for v in numbers[:, 0, 0]]
         return found
 
-    # ---------------------------------------------------------------- making
+    # ---------------------------------------------------------------- writing
 
-    def demo(self, say: Say, *, target: str) -> list[str]:
+    def demo(self, *, target: str) -> list[str]:
         """Write the dates of the built-in scene into a folder; return their names."""
         from datetime import date, timedelta
 
@@ -177,9 +203,9 @@ class SceneWork:
         return names
 
     def remove(
-        self, say: Say, *, inputs: list[str], reading: dict[str, Any], target: str, options: dict[str, Any]
+        self, *, inputs: list[str], reading: dict[str, Any], target: str, options: dict[str, Any]
     ) -> dict[str, Any]:
-        """Remove the clouds of a scene; return the report and the files by what they are."""
+        """Remove the clouds of a scene; return the report and the output files by name."""
         from dataclasses import asdict
 
         from sader.geo.remove import RemoveRequest, layer_name, run_remove
@@ -187,47 +213,40 @@ class SceneWork:
 
         paths = self._paths(inputs)
         place = self.folder.inside(self.folder.root / target)
-        say({"event": "stage", "text": "checking the files", "progress": 1})
-        scene = self._open(inputs, reading)
-        self._check_size(scene)
-        say({"event": "stage", "text": "loading the model", "progress": 3})
-        wanted = SceneOptions(overwrite=True, **{k: v for k, v in options.items() if k not in ("model", "mask")})
+        self._stage("checking the files", 1)
+        self._open(inputs, reading)
         request = RemoveRequest(
             inputs=tuple(str(path) for path in paths),
             out=str(place / OUTPUT),
-            options=wanted,
+            options=SceneOptions(overwrite=True, **{k: v for k, v in options.items() if k not in ("model", "mask")}),
             mask=(options["mask"],) if options.get("mask") else (),
             model=options.get("model") or self.model,
             device=self.device,
             preview=str(place / "preview.png"),
             **reading,
         )
-
-        remover = self._load()
-        tile, (height, width) = wanted.tile or remover._tile(), scene.grid.shape
-        # The run itself says how many tiles there are once the first is done; until then this is near enough.
-        total = len(plan_windows(height, width, tile=tile, overlap=min(remover.options.overlap, tile // 4)))
-        tiles = f", tile 1 of {total}" if total > 1 else ""
-
-        def tell(share: float) -> None:
-            text = "writing the result" if share >= 1 else f"removing clouds{tiles}"
-            say({"event": "stage", "text": text, "progress": 5 + int(91 * share)})
-
-        def progress(done: int, total: int) -> None:
-            nonlocal tiles
-            tiles = f", tile {min(done + 1, total)} of {total}" if total > 1 else ""
-            layers.tiles(done, total)
-
-        number = int(str(wanted.steps or 1).split("+")[0]) * (wanted.samples or 1)
-        layers = LayerProgress(count_layers(remover.denoiser), number, tell, total=total)
-        with counting(layers):
-            report = run_remove(request, progress=progress, notice=lambda text: say({"event": "notice", "text": text}))
+        self._stage("loading the model", 3)
+        report = run_remove(
+            request,
+            load=self._load,
+            progress=self._progress,
+            notice=lambda text: self.send({"event": "notice", "text": for_clients(text)}),
+        )
         outputs = {"clear": OUTPUT}
         for file in report.files[1:]:
             name = "item" if file.endswith(".json") else layer_name(file, report, request.preview)
             outputs[name] = Path(file).name
-        said = {key: value for key, value in asdict(report).items() if key not in ("output", "files")}
-        return {"report": said, "outputs": outputs}
+        shown = {key: value for key, value in asdict(report).items() if key not in ("output", "files")}
+        return {"report": {**shown, "notices": [for_clients(text) for text in report.notices]}, "outputs": outputs}
+
+    def _progress(self, done: int, total: int) -> None:
+        """Report tiles; from 5 to 96 percent of a job."""
+        tile = f", tile {done + 1} of {total}" if total > 1 else ""
+        text = "writing the result" if done >= total else f"removing clouds{tile}"
+        self._stage(text, 5 + 91 * done // max(1, total))
+
+    def _stage(self, text: str, progress: int) -> None:
+        self.send({"event": "stage", "text": text, "progress": progress})
 
     # ---------------------------------------------------------------- parts
 
@@ -238,7 +257,11 @@ class SceneWork:
         from sader.geo.read.sources import open_sources
 
         paths = self._paths(inputs)
-        key = repr((inputs, sorted(reading.items()), [path.stat().st_mtime_ns for path in paths]))
+        try:
+            times = [path.stat().st_mtime_ns for path in paths]
+        except OSError as error:
+            raise NotFoundError(f"a file of the scene was deleted: {Path(str(error.filename)).name}.") from error
+        key = repr((inputs, sorted(reading.items()), times))
         if key in self._scenes:
             self._scenes.move_to_end(key)
             return self._scenes[key]
@@ -246,7 +269,7 @@ class SceneWork:
         notices: list[str] = []
         sources = open_sources(paths, notice=notices.append, **reading)
         if len(sources) > self.limits.files:
-            raise TooLargeError(f"the scene has {len(sources)} dates; the server takes at most {self.limits.files}.")
+            raise TooLargeError(f"the scene has {len(sources)} dates; this server accepts at most {self.limits.files}.")
         common = tuple(band for band in sources[0].bands if all(band in source.bands for source in sources))
         scene = OpenScene(sources, notices, sources[0].grid, common, {})
         self._check_size(scene)
@@ -259,13 +282,13 @@ class SceneWork:
         pixels = scene.grid.width * scene.grid.height
         if pixels > self.limits.pixels:
             raise TooLargeError(
-                f"the result would be {scene.grid.width} x {scene.grid.height} pixels; the server takes at most "
-                f"{self.limits.pixels}. Cut the scene, or start the server with a higher --max-pixels."
+                f"the result would have {scene.grid.width} x {scene.grid.height} pixels; this server accepts at most "
+                f"{self.limits.pixels}. Crop the scene, or raise the server's limit (max-pixels)."
             )
 
     def _date(self, scene: OpenScene, layer: str) -> DateSource:
         if not layer.isdecimal() or int(layer) >= len(scene.sources):
-            raise NotFoundError(f"there is no date {layer!r}; the scene has {len(scene.sources)}, counted from 0.")
+            raise NotFoundError(f"there is no date {layer!r}; the scene has {len(scene.sources)}, numbered from 0.")
         return scene.sources[int(layer)]
 
     def _limits(self, scene: OpenScene, wanted: str) -> tuple[float, float]:
@@ -277,7 +300,7 @@ class SceneWork:
         return scene.limits[wanted]
 
     def _result(self, job: str | None, scene: OpenScene) -> DateSource:
-        """Return the result as one more date; its numbers mean what those of the date that was cleaned mean."""
+        """Return the result as a source with the value coding of the cleaned date."""
         from dataclasses import replace
 
         from sader.geo.read.geotiff import open_geotiff
@@ -286,13 +309,13 @@ class SceneWork:
         path = str(self._job_file(job, OUTPUT))
         source, _ = open_geotiff(path)
         cleaned = opened(path).tags().get("SADER_REFERENCE", "none")
-        # An offset that the dates' files do not state is not stated in the result either.
+        # An offset that is not stated in the files of the dates is not stated in the result either.
         coding = next((date.coding for date in scene.sources if date.name == cleaned), scene.sources[0].coding)
         return replace(source, coding=coding)
 
     def _job_file(self, job: str | None, name: str, *, must: bool = True) -> Path | None:
         if job is None:
-            raise RequestError("a job is needed to show a result.")
+            raise RequestError("showing a result needs a job; give its id as job.")
         path = self.folder.root / job / name
         if not path.exists():
             if must:
@@ -300,12 +323,16 @@ class SceneWork:
             return None
         return self.folder.inside(path)
 
-    def _load(self) -> Any:
-        if self._remover is None:
-            from sader.geo.remove import load_remover
+    def _load(self, model: str | None, device: str | None) -> tuple[CloudRemover, str]:
+        """Return a model and its name; models stay in memory between jobs."""
+        from sader.geo.remove import load_remover
 
-            self._remover = load_remover(self.model, self.device)[0]
-        return self._remover
+        if model not in self._removers:
+            self._removers[model] = load_remover(model, device)
+        self._removers.move_to_end(model)
+        while len(self._removers) > KEPT_MODELS:
+            self._removers.popitem(last=False)
+        return self._removers[model]
 
 
 def _pixel(source: DateSource, window: Window, bands: tuple[str, ...], grid: Grid) -> list[float] | None:
@@ -320,12 +347,12 @@ def _in_degrees(grid: Grid) -> bool:
 
 
 def _place(grid: Grid, column: int, row: int) -> dict[str, Any] | None:
-    """Return map coordinates of a pixel's centre, and degrees; None for an image without a place."""
+    """Return the coordinates of a pixel's centre in the CRS and in degrees; None for an image without a CRS."""
     if not grid.crs:
         return None
     a, b, c, d, e, f = grid.transform
     x, y = a * (column + 0.5) + b * (row + 0.5) + c, d * (column + 0.5) + e * (row + 0.5) + f
     longitude, latitude = transformed(grid.crs, "EPSG:4326", np.array([x]), np.array([y]))
     if not np.isfinite([x, y, longitude[0], latitude[0]]).all():
-        return None  # a place that its reference system does not have; JSON knows no infinity
+        return None  # outside the CRS; JSON has no infinity
     return {"x": x, "y": y, "longitude": round(float(longitude[0]), 6), "latitude": round(float(latitude[0]), 6)}

@@ -1,4 +1,4 @@
-"""The gate: what GDAL itself decides to fetch (redirects, names of reference systems) leads to allowed hosts only."""
+"""The network proxy: requests that GDAL makes by itself (redirects, CRS names) reach allowed hosts only."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import threading
 
 import pytest
 
-from sader.viewer.security.proxy import MOST_HEADER, NOBODY, Gate
+from sader.viewer.security.proxy import CLOSED_PORT, MOST_HEADER, Proxy
 from sader.viewer.security.sandbox import child_environment
 
 CRS = "import sys; from rasterio.crs import CRS; CRS.from_user_input(sys.argv[1])"
@@ -30,24 +30,24 @@ def test_gdal_reaches_nobody_who_is_not_allowed(canary, allow):
     gdal(CRS, f"{canary.url}/crs", plain)
     assert canary.calls == ["/crs"]  # the attack is real
     canary.calls.clear()
-    gate = Gate(allow)
-    gate.start()
+    proxy = Proxy(allow)
+    proxy.start()
     try:
-        assert (gate.address == NOBODY) is (not allow)
+        assert (proxy.address == CLOSED_PORT) is (not allow)
         # no_proxy of the server's own environment must not open a way around.
-        walled = child_environment({**os.environ, "NO_PROXY": "*", "no_proxy": "127.0.0.1"}, allow, gate.address)
+        walled = child_environment({**os.environ, "NO_PROXY": "*", "no_proxy": "127.0.0.1"}, allow, proxy.address)
         gdal(CRS, f"{canary.url}/crs", walled)
         gdal(CRS, f"ESRI::{canary.url}/a.prj", walled)
         gdal(READ, f"/vsicurl/{canary.url}/a.tif", walled)
         gdal(READ, f"/vsicurl?url={canary.url}/a.tif", walled)
     finally:
-        gate.close()
+        proxy.close()
     assert canary.calls == []
 
 
 @pytest.fixture
 def far(monkeypatch):
-    """A host that answers with what it got; the gate believes that every name is its address."""
+    """A host that answers with what it got; the proxy believes that every name is its address."""
     listening = socket.create_server(("127.0.0.1", 0))
     real, asked = socket.create_connection, []
 
@@ -72,8 +72,8 @@ def far(monkeypatch):
     listening.close()
 
 
-def ask(real, gate, line):
-    host, port = gate.address.removeprefix("http://").split(":")
+def ask(real, proxy, line):
+    host, port = proxy.address.removeprefix("http://").split(":")
     with real((host, int(port)), timeout=10) as caller:
         caller.sendall(line + b"\r\n\r\n")
         answer = caller.recv(1000)
@@ -85,38 +85,38 @@ def ask(real, gate, line):
 
 def test_allowed_hosts_are_connected_and_others_refused(far):
     real, asked = far
-    gate = Gate(("Good.example",))
-    gate.start()
-    assert ask(real, gate, b"CONNECT good.example:443 HTTP/1.1") == b"HELLO"
+    proxy = Proxy(("Good.example",))
+    proxy.start()
+    assert ask(real, proxy, b"CONNECT good.example:443 HTTP/1.1") == b"HELLO"
     assert asked == [("good.example", 443)]
     for line in (
         b"CONNECT evil.example:443 HTTP/1.1", b"CONNECT good.example:22 HTTP/1.1", b"CONNECT good.example HTTP/1.1",
         b"CONNECT good.example:443@evil.example:443 HTTP/1.1", b"GET http://good.example/ HTTP/1.1",
         b"CONNECT 169.254.169.254:443 HTTP/1.1", b"CONNECT good.example.evil.example:443 HTTP/1.1", b"nonsense",
     ):  # fmt: skip
-        assert ask(real, gate, line).startswith(b"HTTP/1.1 403 "), line
+        assert ask(real, proxy, line).startswith(b"HTTP/1.1 403 "), line
     assert len(asked) == 1
-    gate.close()
-    assert gate.address == NOBODY
+    proxy.close()
+    assert proxy.address == CLOSED_PORT
 
 
 def test_a_header_without_end_is_dropped(far):
     real, _ = far
-    gate = Gate(("good.example",))
-    gate.start()
-    host, port = gate.address.removeprefix("http://").split(":")
+    proxy = Proxy(("good.example",))
+    proxy.start()
+    host, port = proxy.address.removeprefix("http://").split(":")
     with real((host, int(port)), timeout=10) as caller:
         caller.sendall(b"x" * (MOST_HEADER + 1))
         with contextlib.suppress(ConnectionResetError):  # hung up while there was more to read
             assert caller.recv(1) == b""
-    gate.close()
+    proxy.close()
 
 
 def test_the_way_out_leads_through_the_proxy_of_the_company(far):
     real, asked = far
-    gate = Gate(("good.example",), {"HTTPS_PROXY": "http://proxy.example:3128"})
-    gate.start()
-    # The echo answers the gate's own CONNECT with itself, which is no "200": refused, and asked of the right one.
-    assert ask(real, gate, b"CONNECT good.example:443 HTTP/1.1") == b""
+    proxy = Proxy(("good.example",), {"HTTPS_PROXY": "http://proxy.example:3128"})
+    proxy.start()
+    # The echo answers the proxy's own CONNECT with itself, which is no "200": refused, and asked of the right one.
+    assert ask(real, proxy, b"CONNECT good.example:443 HTTP/1.1") == b""
     assert asked == [("proxy.example", 3128)]
-    gate.close()
+    proxy.close()
