@@ -258,6 +258,14 @@ def test_pages_pictures_and_api_names_exist() -> None:
         assert importlib.util.find_spec(name) if module == "sader" else hasattr(importlib.import_module(module), last)
 
 
+def test_documents_name_no_work_items_and_no_files_outside_the_repository() -> None:
+    inside = re.compile(r"\b(?:issue|session) \d|scratch script|/work/|\b(?:METHOD|LESSONS|HOUSE|USERS|BASELINES)\b")
+    pages = [*ROOT.glob("*.md"), *DOCS.rglob("*.md"), *(ROOT / "benchmarks").rglob("*.md")]
+    assert len(pages) > 20
+    for path in pages:
+        assert not (found := inside.search(path.read_text(encoding="utf-8"))), f"{path.name}: {found}"
+
+
 def slug(heading: str) -> str:
     """Return the anchor that MkDocs and GitHub give a heading."""
     return re.sub(r"[^\w\- ]", "", heading).strip().lower().replace(" ", "-")
