@@ -17,8 +17,10 @@ import pytest
 from sader.errors import BandError, ConfigError, DataError
 from sader.geo.grid import crop_grid, parse_bbox, parse_dates
 from sader.geo.read.products import MosaicSource
-from sader.geo.stac.assets import _grid, bands_of, classification_of, locate
-from sader.geo.stac.search import is_stac, load_xarray, open_items, search, write_item
+from sader.geo.stac.assets import bands_of, classification_of, locate
+from sader.geo.stac.items import is_stac, load_items
+from sader.geo.stac.search import open_items, search
+from sader.geo.stac.write import write_item
 from sader.geo.stack import DateSource, Grid
 from sader.inference.tiling import Window
 
@@ -26,6 +28,14 @@ rasterio = pytest.importorskip("rasterio")
 RGBN = ("B02", "B03", "B04", "B08")
 APPLIED = {"earthsearch:boa_offset_applied": True}
 NOT_APPLIED = {"earthsearch:boa_offset_applied": False}
+
+
+def table_of(assets: dict, properties: dict | None = None) -> dict:
+    """Bands of an item with these assets, as its file /x/i.json would state them."""
+    content = {"type": "Feature", "stac_version": "1.0.0", "id": "i", "geometry": None, "assets": assets}
+    content["properties"] = {"datetime": "2022-03-10T00:00:00Z", **(properties or {})}
+    ((item, _),) = load_items(content)
+    return bands_of(item, "/x/i.json")
 
 
 def read_all(source: DateSource, bands=("B04", "B11")) -> tuple[np.ndarray, np.ndarray]:
@@ -87,9 +97,11 @@ def test_collections_folders_and_catalogues(make_item, tmp_path):
     assert valid.all(), "references are relative to the collection's file"
     collection.unlink()
     links = [{"rel": "item", "href": f"./{path.name}"} for path in paths]
-    child = {"type": "Collection", "stac_version": "1.0.0", "id": "c", "links": links}
+    child = {"type": "Collection", "stac_version": "1.0.0", "id": "c", "description": "-", "license": "other"}
+    child["extent"] = {"spatial": {"bbox": [[-180, -90, 180, 90]]}, "temporal": {"interval": [[None, None]]}}
+    child["links"] = links
     (folder / "collection.json").write_text(json.dumps(child))
-    root = {"type": "Catalog", "stac_version": "1.0.0", "id": "r"}
+    root = {"type": "Catalog", "stac_version": "1.0.0", "id": "r", "description": "-"}
     root["links"] = [{"rel": "child", "href": f"{folder.name}/collection.json"}]
     (tmp_path / "catalog.json").write_text(json.dumps(root))
     assert [source.date.day for source in open_items(tmp_path)] == days
@@ -100,10 +112,11 @@ def test_collections_folders_and_catalogues(make_item, tmp_path):
 
 def test_pictures_and_copies_are_no_bands(make_item):
     path = make_item()
-    table = bands_of(json.loads(path.read_text()), str(path))
+    ((item, base),) = load_items(path)
+    table = bands_of(item, base)
     assert sorted(table) == ["B02", "B03", "B04", "B08", "B11"]
     assert table["B04"].path.endswith("B04.tif"), "not the picture, not the copy on a store that needs an account"
-    assert classification_of(json.loads(path.read_text()), str(path)).path.endswith("SCL.tif")
+    assert classification_of(item, base).path.endswith("SCL.tif")
 
 
 @pytest.mark.parametrize("key", ["visual", "TCI_10m", "overview", "visual-jp2"])
@@ -112,7 +125,7 @@ def test_a_picture_of_the_bands_is_never_taken(key):
     band = [{"name": name, "common_name": name} for name in ("red", "green", "blue")]
     picture = {"href": "tci.tif", "type": "image/tiff", "eo:bands": band, "gsd": 10}
     red = {"href": "b04.tif", "type": "image/tiff", "eo:bands": band[:1], "gsd": 10}
-    table = bands_of({"assets": {key: picture, "red": red}}, "/x/i.json")
+    table = table_of({key: picture, "red": red})
     assert {name: Path(entry.path).name for name, entry in table.items()} == {"B04": "b04.tif"}
 
 
@@ -120,8 +133,8 @@ def test_the_finest_asset_of_a_band_wins():
     def asset(meters: int) -> dict:
         return {"href": f"x_{meters}.tif", "type": "image/tiff", "bands": [{"name": "B02"}]}
 
-    item = {"assets": {f"B02_{meters}m": asset(meters) for meters in (60, 10, 20)}}
-    assert bands_of(item, "/a/b.json")["B02"].path == str(Path("/a/x_10.tif").resolve())
+    table = table_of({f"B02_{meters}m": asset(meters) for meters in (60, 10, 20)})
+    assert table["B02"].path == str(Path("/x/x_10.tif").resolve())
 
 
 def test_an_asset_with_many_bands(make_item, write_raster, tmp_path):
@@ -164,7 +177,7 @@ def test_the_same_acquisition_twice(make_item, tmp_path):
             path.write_text(json.dumps(item))
         (source,) = open_items(order, notice=heard.append)
         assert source.coding.offset == pytest.approx(-0.1), "the newer baseline"
-    assert heard == ["old and new are the same acquisition; new is taken."] * 2
+    assert heard == ["old and new are the same acquisition; new is used."] * 2
     (source,) = open_items([new, new], notice=lambda text: pytest.fail(text))
 
 
@@ -189,12 +202,10 @@ def test_the_numbers_of_another_satellite_mean_nothing():
         band = {"name": f"B{number:02d}", "common_name": name}
         return {"href": f"{number}.tif", "type": "image/tiff", "eo:bands": [band]}
 
-    item = {"properties": {"platform": "landsat-8"}, "assets": {}}
-    item["assets"] = {
-        f"B{n:02d}": asset(n, name) for n, name in ((3, "green"), (4, "red"), (5, "nir08"), (6, "swir16"))
-    }
-    item["assets"]["B10"] = {"href": "10.tif", "type": "image/tiff"}  # thermal, and no cirrus
-    table = bands_of(item, "/x.json")
+    named = ((3, "green"), (4, "red"), (5, "nir08"), (6, "swir16"))
+    assets = {f"B{n:02d}": asset(n, name) for n, name in named}
+    assets["B10"] = {"href": "10.tif", "type": "image/tiff"}  # thermal, not cirrus
+    table = table_of(assets, {"platform": "landsat-8"})
     assert {band: Path(entry.path).name for band, entry in table.items()} == {
         "B03": "3.tif",
         "B04": "4.tif",
@@ -444,7 +455,7 @@ def test_a_search(api, make_item, scene_counts):
     heard: list[str] = []
     two = search(f"{url}/v1", BBOX, "2022-03-01/2022-05-31", bands=RGBN, most_dates=2, notice=heard.append)
     assert [source.date.month for source in two] == [4, 5], "the clearest two"
-    assert heard == ["3 dates found; the 2 clearest are taken."]
+    assert heard == ["3 dates found; the 2 clearest are used."]
     few = search(f"{url}/v1", BBOX, "2022-03-01/2022-05-31", bands=("B02",), max_cloud=10)
     assert [source.date.month for source in few] == [4]
 
@@ -490,28 +501,6 @@ def test_files_of_the_catalogue_are_not_opened(api, make_item, monkeypatch):
     monkeypatch.setattr(products, "opened", lambda path: pytest.fail(f"opened {path}"))
     (source,) = search(f"{url}/v1", BBOX, "2022-03-01/2022-03-31")
     assert source.grid.crs == "EPSG:32632"
-
-
-def test_through_odc_stac(make_item, scene_counts):
-    pytest.importorskip("odc.stac")
-    items = []
-    for day in ("20220310", "20220401"):
-        path = make_item(day)
-        item = json.loads(path.read_text())
-        for asset in item["assets"].values():
-            asset["href"] = str(path.parent / asset["href"])
-        item["links"] = []
-        items.append(item)
-    cube = load_xarray(items, bands=("B04", "B02"), chunks={"x": 64, "y": 64})
-    assert cube.dims == ("time", "band", "y", "x")
-    assert cube.shape == (2, 2, 120, 120)
-    assert cube.chunks is not None, "lazy"
-    assert list(cube.band.values) == ["B04", "B02"]
-    assert (cube.attrs["scale_factor"], cube.attrs["add_offset"]) == (1e-4, pytest.approx(-0.1))
-    np.testing.assert_array_equal(cube[0, 0].values, scene_counts("B04", 10, shift=1000))
-    items[1]["properties"] |= APPLIED
-    with pytest.raises(DataError, match=r"in 2 ways .*Use open_items"):
-        load_xarray(items, bands=("B04",))
 
 
 def test_the_command_on_items_and_on_a_search(api, make_item, scene_counts, tmp_path):
@@ -652,9 +641,48 @@ def test_an_item_without_place_or_time(tmp_path):
 
 
 @pytest.mark.parametrize("code", ["http://somewhere.example/crs", "/vsicurl/http://x/crs", "/etc/passwd", "", None])
-def test_a_reference_system_that_is_no_code_is_not_looked_up(code):
-    asset = {"proj:transform": [10, 0, 0, 0, -10, 0], "proj:shape": [64, 32]}
-    assert _grid({"properties": {"proj:code": code}}, asset) is None
-    found = _grid({"properties": {"proj:code": "EPSG:32632"}}, asset)
-    assert found is not None
-    assert (found.crs, found.width, found.height) == ("EPSG:32632", 32, 64)
+def test_a_reference_system_that_is_not_a_code_is_ignored(code):
+    asset = {"href": "B02.tif", "proj:transform": [10, 0, 0, 0, -10, 0], "proj:shape": [64, 32]}
+    assert table_of({"B02": asset}, {"proj:code": code})["B02"].grid is None
+    for stated in ({"proj:code": "EPSG:32632"}, {"proj:epsg": 32632}):
+        found = table_of({"B02": asset}, stated)["B02"].grid
+        assert (found.crs, found.width, found.height) == ("EPSG:32632", 32, 64)
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("[" * 100_000, "nested too deeply"),
+        ('{"a":' * 100_000, "nested too deeply"),
+        ('{"type": "FeatureCollection", "features": [1]}', "is not valid STAC"),
+        ('{"type": "Feature", "assets": {"B02": {}}, "properties": {"datetime": "2022-01-01T00:00:00Z"}}', "'href'"),
+        ('{"type": "Feature", "assets": {}, "properties": {}}', "datetime"),
+        ('{"type": "Feature", "assets": {}, "properties": {"datetime": "spring"}}', "Expected STAC 1.0 or 1.1"),
+        ('{"type": "Catalog", "stac_version": "1.0.0", "id": "c"}', "is not valid STAC"),
+    ],
+)
+def test_json_that_is_not_stac(tmp_path, content, message):
+    path = tmp_path / "item.json"
+    path.write_text(content)
+    with pytest.raises(DataError, match=message):
+        open_items(path)
+
+
+def test_a_catalogue_whose_links_lead_nowhere_or_to_itself(tmp_path):
+    content = {"type": "Catalog", "stac_version": "1.0.0", "id": "c", "description": "-"}
+    for href in ("./gone.json", "./catalog.json"):
+        links = [{"rel": "child", "href": href}]
+        (tmp_path / "catalog.json").write_text(json.dumps({**content, "links": links}))
+        with pytest.raises(DataError, match="catalog"):
+            open_items(tmp_path)
+
+
+def test_the_item_and_its_files_can_be_moved(result, tmp_path):
+    item = write_item(result)
+    assert str(tmp_path) not in item.read_text()
+    assert "self" not in [link["rel"] for link in json.loads(item.read_text())["links"]]
+    (tmp_path / "moved").mkdir()
+    for path in (item, result):
+        path.rename(tmp_path / "moved" / path.name)
+    (source,) = open_items(tmp_path / "moved" / item.name)
+    assert source.read(source.grid.whole, bands=("B04",), grid=source.grid)[1].all()

@@ -1,1 +1,1 @@
-"""STAC: reading items and collections, searching catalogues, writing the item of a result."""
+"""STAC with pystac: items on disk, bands of their assets, searches on an API, and the item of a result."""

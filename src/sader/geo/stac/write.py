@@ -1,7 +1,7 @@
-"""The STAC Item beside a result: where it is, how its values are stored, what it was made from.
+"""The STAC item of a result: location, value coding, inputs.
 
-STAC 1.1 with the extensions projection 2.0, raster 2.0, eo 2.0 and processing 1.2, written as plain JSON: no package is
-needed, and everything about the raster is read back from the file itself.
+STAC 1.1 with the extensions projection 2.0, raster 2.0, eo 2.0 and processing 1.2. Facts about a raster are read from
+its file. References are relative and there is no self link, so result and item can be moved together.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import json
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from sader._version import __version__
 from sader.errors import require
@@ -19,15 +19,18 @@ from sader.geo.read.raster import grid_of, open_raster, reading
 from sader.geo.read.sentinel2 import BANDS
 from sader.geo.stack import DateSource, Grid, ValueCoding
 
-EXTENSIONS = (
-    "https://stac-extensions.github.io/projection/v2.0.0/schema.json",
-    "https://stac-extensions.github.io/raster/v2.0.0/schema.json",
-    "https://stac-extensions.github.io/eo/v2.0.0/schema.json",
-    "https://stac-extensions.github.io/processing/v1.2.0/schema.json",
-)
+if TYPE_CHECKING:
+    import pystac
+
+EXTENSIONS = [
+    f"https://stac-extensions.github.io/{name}/schema.json"
+    for name in ("projection/v2.0.0", "raster/v2.0.0", "eo/v2.0.0", "processing/v1.2.0")
+]
 COG = "image/tiff; application=geotiff; profile=cloud-optimized"
 MEDIA = {".tif": COG, ".tiff": COG, ".png": "image/png", ".jpg": "image/jpeg", ".json": "application/json"}
 TYPES = {"int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64", "float16", "float32", "float64"}
+EDGE_PARTS = 8
+"""Segments of each edge of the footprint, which is curved in degrees."""
 
 
 def write_item(
@@ -40,123 +43,83 @@ def write_item(
     path: str | Path | None = None,
     coding: ValueCoding | None = None,
 ) -> Path:
-    """Write the item of `result` and return its path: `result` with the ending .json unless `path` is given.
+    """Write the item of `result` and return its path, by default `result` with the suffix .json.
 
-    sources: the dates it was made from; they become derived_from links. reference: the date that was cleaned, whose
-    time is the item's; without one the item covers the time from the first date to the last.
-    assets: name -> further files, such as uncertainty or preview. processing: more properties, such as the model's name
-    under "sader:model". coding: how the values were written, which a file need not say itself; None = what it says.
+    sources: the input dates, which become derived_from links. reference: the cleaned date, whose time is the item's;
+    without it the item covers the time from the first date to the last.
+    assets: name -> further files, such as uncertainty or preview. processing: further properties, such as
+    "sader:model". coding: value coding of the result where its file does not state it.
     """
+    stac = require("pystac", extra="geo", purpose="writing the STAC item")
     result = Path(result)
     target = result.with_suffix(".json") if path is None else Path(path)
-    item = build_item(
-        result, sources=sources, reference=reference, assets=assets, processing=processing, at=target, coding=coding
-    )
-    text = json.dumps(item, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
-    write_atomically(target, text.encode())
+    with reading(str(result)), open_raster(result) as dataset:
+        grid = grid_of(dataset)
+        data = _data_asset(dataset, grid, coding)
+    footprint, bbox = _footprint(grid)
+    time, properties = _times(sources, reference, result)
+    properties |= {
+        **_projection(grid),
+        "gsd": round(min(grid.resolution), 6) if grid.crs and not _in_degrees(grid) else None,
+        "processing:software": {"sader": __version__},
+        "processing:lineage": _lineage(sources, reference),
+        **(processing or {}),
+    }
+    known = {key: value for key, value in properties.items() if value is not None}
+    item = stac.Item(result.stem, footprint, bbox, time, known, stac_extensions=EXTENSIONS)
+    roles = ["data", "reflectance"]
+    item.add_asset("data", stac.Asset(_relative(result, target), "cloud-free reflectance", None, COG, roles, data))
+    for name, file in (assets or {}).items():
+        item.add_asset(name, _side_asset(name, Path(file), target, stac))
+    for title, href in _inputs(sources):
+        relative = href if "://" in href else _relative(Path(href), target)
+        item.add_link(stac.Link("derived_from", relative, title=title))
+    content = item.to_dict(include_self_link=False, transform_hrefs=False)
+    write_atomically(target, (json.dumps(content, indent=2, ensure_ascii=False, allow_nan=False) + "\n").encode())
     return target
 
 
-def build_item(
-    result: Path,
-    *,
-    sources: Sequence[DateSource],
-    reference: DateSource | None,
-    assets: Mapping[str, str | Path] | None,
-    processing: Mapping[str, Any] | None,
-    at: Path,
-    coding: ValueCoding | None = None,
-) -> dict[str, Any]:
-    """Return the item as plain values; `at` is where it will lie, to which references are relative."""
-    data, grid = _data_asset(result, at, coding)
-    geometry, bbox = _footprint(grid)
-    item: dict[str, Any] = {
-        "type": "Feature",
-        "stac_version": "1.1.0",
-        "stac_extensions": list(EXTENSIONS),
-        "id": result.stem,
-        "geometry": geometry,
-        "properties": {
-            **_times(sources, reference, result),
-            **_projection(grid),
-            "gsd": round(min(grid.resolution), 6) if grid.crs and not _in_degrees(grid) else None,
-            "processing:software": {"sader": __version__},
-            "processing:lineage": _lineage(sources, reference),
-            **(processing or {}),
-        },
-        "links": [{"rel": "self", "href": str(at.resolve()), "type": "application/geo+json"}, *_derived(sources, at)],
-        "assets": {"data": data},
-    }
-    item["properties"] = {
-        key: value for key, value in item["properties"].items() if value is not None or key == "datetime"
-    }
-    if bbox is not None:
-        item["bbox"] = bbox
-    for name, file in (assets or {}).items():
-        item["assets"][name] = _side_asset(name, Path(file), at)
-    return item
+def _data_asset(dataset: Any, grid: Grid, coding: ValueCoding | None) -> dict[str, Any]:
+    bands = []
+    for number in range(dataset.count):
+        name = dataset.descriptions[number] or f"band {number + 1}"
+        band: dict[str, Any] = {"name": name}
+        if name in BANDS:
+            band["eo:common_name"] = BANDS[name].common_name
+            band["eo:center_wavelength"] = round(BANDS[name].wavelength / 1000, 4)  # micrometres
+            band["eo:full_width_half_max"] = round(BANDS[name].width / 1000, 4)
+        # Files of counts often state no scale, for which GDAL returns 1.
+        band["raster:scale"] = float(dataset.scales[number]) if coding is None else coding.scale
+        band["raster:offset"] = float(dataset.offsets[number]) if coding is None else coding.offset
+        bands.append(band)
+    resolution = round(min(grid.resolution), 9)
+    return {"bands": bands, **_numbers(dataset), **_projection(grid), "raster:spatial_resolution": resolution}
 
 
-def _data_asset(result: Path, at: Path, coding: ValueCoding | None) -> tuple[dict[str, Any], Grid]:
-    with reading(str(result)), open_raster(result) as dataset:
-        grid = grid_of(dataset)
-        bands = []
-        for number in range(dataset.count):
-            name = dataset.descriptions[number] or f"band {number + 1}"
-            band: dict[str, Any] = {"name": name, **_spectral(name)}
-            # A file of counts often says no scale, and GDAL then answers 1: readers of the item would take 1234 for
-            # the reflectance.
-            band["raster:scale"] = float(dataset.scales[number]) if coding is None else coding.scale
-            band["raster:offset"] = float(dataset.offsets[number]) if coding is None else coding.offset
-            bands.append(band)
-        asset: dict[str, Any] = {
-            "href": _relative(result, at),
-            "type": COG,
-            "title": "cloud-free reflectance",
-            "roles": ["data", "reflectance"],
-            "bands": bands,
-            **_numbers(dataset),
-            **_projection(grid),
-        }
-        asset["raster:spatial_resolution"] = round(min(grid.resolution), 9)
-    return asset, grid
+def _side_asset(name: str, file: Path, target: Path, stac: Any) -> pystac.Asset:
+    suffix = file.suffix.lower()
+    extra: dict[str, Any] = {}
+    if suffix in (".tif", ".tiff") and file.exists():
+        with reading(str(file)), open_raster(file) as dataset:
+            names = enumerate(dataset.descriptions, start=1)
+            extra = {**_numbers(dataset), "bands": [{"name": text or f"band {number}"} for number, text in names]}
+    roles = ["overview", "visual"] if suffix in (".png", ".jpg") else ["data", "metadata"]
+    media = MEDIA.get(suffix, "application/octet-stream")
+    return stac.Asset(_relative(file, target), name, None, media, roles, extra)
 
 
 def _numbers(dataset: Any) -> dict[str, Any]:
-    kind = dataset.dtypes[0]
+    kind, nodata = dataset.dtypes[0], dataset.nodata
     found: dict[str, Any] = {"data_type": kind if kind in TYPES else "other"}
-    if dataset.nodata is not None:
-        nodata = float(dataset.nodata)
-        found["nodata"] = "nan" if nodata != nodata else int(nodata) if nodata.is_integer() else nodata
+    if nodata is not None:
+        found["nodata"] = "nan" if nodata != nodata else int(nodata) if float(nodata).is_integer() else float(nodata)
     return found
 
 
-def _spectral(name: str) -> dict[str, Any]:
-    band = BANDS.get(name)
-    if band is None:
-        return {}
-    return {
-        "eo:common_name": band.common_name,
-        "eo:center_wavelength": round(band.wavelength / 1000, 4),  # in micrometres, as STAC wants it
-        "eo:full_width_half_max": round(band.width / 1000, 4),
-    }
-
-
-def _side_asset(name: str, file: Path, at: Path) -> dict[str, Any]:
-    asset: dict[str, Any] = {"href": _relative(file, at), "title": name}
-    asset["type"] = MEDIA.get(file.suffix.lower(), "application/octet-stream")
-    asset["roles"] = ["overview", "visual"] if file.suffix.lower() in (".png", ".jpg") else ["data", "metadata"]
-    if file.suffix.lower() in (".tif", ".tiff") and file.exists():
-        with reading(str(file)), open_raster(file) as dataset:
-            asset.update(_numbers(dataset))
-            asset["bands"] = [{"name": text or f"band {at_}"} for at_, text in enumerate(dataset.descriptions, start=1)]
-    return asset
-
-
-def _relative(file: Path, at: Path) -> str:
-    """Return a reference from the item to a file; a full path where they share no folder tree."""
+def _relative(file: Path, target: Path) -> str:
+    """Return the reference from the item to a file: relative below the item's folder, else the full path."""
     try:
-        return "./" + file.resolve().relative_to(at.resolve().parent).as_posix()
+        return "./" + file.resolve().relative_to(target.resolve().parent).as_posix()
     except ValueError:
         return file.resolve().as_posix()
 
@@ -171,8 +134,7 @@ def _projection(grid: Grid) -> dict[str, Any]:
         return {}
     coded = ":" in grid.crs and len(grid.crs) < 40
     return {
-        "proj:code": grid.crs if coded else None,
-        **({} if coded else {"proj:wkt2": grid.crs}),
+        "proj:code" if coded else "proj:wkt2": grid.crs,
         "proj:shape": [grid.height, grid.width],
         "proj:transform": list(grid.transform),
         "proj:bbox": list(grid.bounds),
@@ -180,44 +142,45 @@ def _projection(grid: Grid) -> dict[str, Any]:
 
 
 def _footprint(grid: Grid) -> tuple[dict[str, Any] | None, list[float] | None]:
-    """Return the outline in degrees and its box; nothing for an image without a place."""
+    """Return the outline in degrees, counter-clockwise, and its bounding box; None without a CRS."""
     if not grid.crs:
         return None, None
-    warp = require("rasterio.warp", extra="geo", purpose="placing the footprint").transform
+    warp = require("rasterio.warp", extra="geo", purpose="computing the footprint").transform
     a, b, c, d, e, f = grid.transform
-    steps = [at / 8 for at in range(8)]
-    # Edges are curved in degrees, so each is given in eight parts; counter-clockwise, as GeoJSON wants it.
-    ring = (
-        [(0.0, s) for s in steps]
-        + [(s, 1.0) for s in steps]
-        + [(1.0, 1 - s) for s in steps]
-        + [(1 - s, 0.0) for s in steps]
-    )
+    steps = [at / EDGE_PARTS for at in range(EDGE_PARTS)]
+    left_and_bottom = [(0.0, s) for s in steps] + [(s, 1.0) for s in steps]
+    ring = left_and_bottom + [(1 - u, 1 - v) for u, v in left_and_bottom]
     xs = [a * u * grid.width + b * v * grid.height + c for u, v in ring]
     ys = [d * u * grid.width + e * v * grid.height + f for u, v in ring]
-    lons, lats = warp(grid.crs, "EPSG:4326", xs, ys)
-    points = [[round(lon, 7), round(lat, 7)] for lon, lat in zip(lons, lats, strict=True)]
-    box = [min(p[0] for p in points), min(p[1] for p in points), max(p[0] for p in points), max(p[1] for p in points)]
+    lons, lats = (([round(value, 7) for value in values]) for values in warp(grid.crs, "EPSG:4326", xs, ys))
+    points = [[lon, lat] for lon, lat in zip(lons, lats, strict=True)]
+    box = [min(lons), min(lats), max(lons), max(lats)]
     return {"type": "Polygon", "coordinates": [[*points, points[0]]]}, box
 
 
-def _times(sources: Sequence[DateSource], reference: DateSource | None, result: Path) -> dict[str, Any]:
+def _times(
+    sources: Sequence[DateSource], reference: DateSource | None, result: Path
+) -> tuple[datetime | None, dict[str, Any]]:
+    """Return the time of the item and the time properties."""
+
+    def in_utc(time: datetime) -> datetime:
+        return time.replace(tzinfo=UTC) if time.tzinfo is None else time.astimezone(UTC)
+
     def text(time: datetime) -> str:
-        aware = time.replace(tzinfo=UTC) if time.tzinfo is None else time.astimezone(UTC)
-        return aware.isoformat(timespec="seconds").replace("+00:00", "Z")
+        return time.isoformat(timespec="seconds").replace("+00:00", "Z")
 
     now = text(datetime.now(UTC))
-    known = sorted(text(source.date) for source in sources if source.date is not None)
+    dates = sorted(in_utc(source.date) for source in sources if source.date is not None)
     found: dict[str, Any] = {"created": now, "processing:datetime": now}
-    if known:
-        found |= {"start_datetime": known[0], "end_datetime": known[-1]}
+    if dates:
+        found |= {"start_datetime": text(dates[0]), "end_datetime": text(dates[-1])}
     if reference is not None and reference.date is not None:
-        return {"datetime": text(reference.date), **found}
-    if known:
-        return {"datetime": None, **found}
-    # STAC wants a time; of images without one only the file's own is known.
-    written = text(datetime.fromtimestamp(result.stat().st_mtime, UTC))
-    return {"datetime": written, **found, "description": "The dates of the inputs are unknown; the time is the file's."}
+        return in_utc(reference.date).replace(microsecond=0), found
+    if dates:
+        return None, found
+    # STAC needs a time; for images without one only that of the file is known.
+    written = datetime.fromtimestamp(int(result.stat().st_mtime), UTC)
+    return written, {**found, "description": "The dates of the inputs are unknown; the time is that of the file."}
 
 
 def _lineage(sources: Sequence[DateSource], reference: DateSource | None) -> str:
@@ -226,17 +189,11 @@ def _lineage(sources: Sequence[DateSource], reference: DateSource | None) -> str
     return f"{what} with sader {__version__} from {count} date{'' if count == 1 else 's'}"
 
 
-def _derived(sources: Sequence[DateSource], at: Path) -> list[dict[str, Any]]:
-    links = []
+def _inputs(sources: Sequence[DateSource]) -> list[tuple[str, str]]:
+    """Return (name, file or URL) of each acquisition; a mosaic has several."""
+    found = []
     for source in sources:
-        titles = [part.name for part in getattr(source, "sources", ())] or [source.name]
-        hrefs = list(getattr(source, "hrefs", ())) or [getattr(source, "href", "") or _first_path(source)]
-        for title, href in zip(titles, hrefs, strict=True):
-            link = {"rel": "derived_from", "href": href if "://" in href else _relative(Path(href), at), "title": title}
-            links.append(link)
-    return links
-
-
-def _first_path(source: DateSource) -> str:
-    paths = getattr(source, "paths", ())
-    return str(paths[0]) if paths else source.name
+        for part in getattr(source, "sources", ()) or (source,):
+            paths = getattr(part, "paths", ())
+            found.append((part.name, getattr(part, "href", "") or (str(paths[0]) if paths else part.name)))
+    return found

@@ -7,7 +7,6 @@ checks to every `rasterio.open` of the process, and `child_environment` keeps GD
 
 from __future__ import annotations
 
-import json
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -136,27 +135,23 @@ def _rasters_of(path: Path, folder: DataFolder, allow_remote: Sequence[str]) -> 
 def _rasters_of_json(path: Path, folder: DataFolder, allow_remote: Sequence[str]) -> Iterator[str]:
     """Yield the rasters of STAC items. Catalogues are refused, because their links may lead anywhere."""
     from sader.geo.stac.assets import bands_of, classification_of
-    from sader.geo.stac.items import load_items
+    from sader.geo.stac.items import load_items, read_json
 
     size = path.stat().st_size
     if size > MOST_JSON:
         raise TooLargeError(f"{path.name} has {size} bytes; expected a STAC item of at most {MOST_JSON}.")
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except (ValueError, RecursionError) as error:
-        raise DataError(f"{path.name} is not valid JSON: {str(error)[:200]}. Expected a STAC item.") from error
+    content = read_json(path)
     kind = content.get("type") if isinstance(content, dict) else None
     if kind not in ("Feature", "FeatureCollection"):
         raise ForbiddenError(
             f"{path.name} holds {f'a {kind}' if kind else 'no STAC item'}; expected a STAC item (Feature) or a "
             "FeatureCollection of items. Links of catalogues are not followed."
         )
-    for one in content.get("features") or [] if kind == "FeatureCollection" else [content]:
-        _check_item(one, path.name)
     items = load_items(path)
     if len(items) > MOST_ITEMS:
         raise TooLargeError(f"{path.name} holds {len(items)} items; expected at most {MOST_ITEMS}.")
     for item, base in items:
+        _check_crs(item, path.name)
         try:
             entries = [*bands_of(item, base).values()]
             classes = classification_of(item, base)
@@ -169,19 +164,11 @@ def _rasters_of_json(path: Path, folder: DataFolder, allow_remote: Sequence[str]
             yield entry.path
 
 
-def _check_item(item: Any, name: str) -> None:
-    """Refuse an item whose members have other types than STAC defines, or whose CRS is not a plain code."""
+def _check_crs(item: Any, name: str) -> None:
+    """Refuse an item whose CRS is not a plain code: GDAL opens other names as an address or a file where it can."""
     from sader.geo.stac.assets import CRS_CODE
 
-    for key, kind in {"assets": dict, "properties": dict, "links": list}.items():
-        value = item.get(key) if isinstance(item, dict) else item
-        if not isinstance(item, dict) or not (value is None or isinstance(value, kind)):
-            raise DataError(f"{name} holds an invalid STAC item: expected a {kind.__name__} as {key}.")
-    entries = [*(item.get("assets") or {}).values(), *(item.get("links") or [])]
-    if not all(isinstance(entry, dict) for entry in entries):
-        raise DataError(f"{name} holds an invalid STAC item: expected objects as assets and links.")
-    # GDAL opens the name of a CRS as an address or a file where it can.
-    for members in ((item.get("properties") or {}), *(item.get("assets") or {}).values()):
+    for members in (item.properties, *(asset.extra_fields for asset in item.assets.values())):
         code, number = members.get("proj:code"), members.get("proj:epsg")
         if not (code is None or (isinstance(code, str) and CRS_CODE.fullmatch(code))):
             raise ForbiddenError(f"{name} has proj:code {str(code)[:80]!r}; expected a code such as EPSG:32632.")
