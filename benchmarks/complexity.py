@@ -5,7 +5,7 @@ Run: python benchmarks/complexity.py   (the paper states 27.10 M and 346.56 GMAC
 
 from __future__ import annotations
 
-from sader.evaluation.info import describe
+from sader.evaluation.description import describe
 from sader.presets import PRESETS
 
 
@@ -16,7 +16,7 @@ def main() -> None:
         model = describe(name)
         cost = model.cost
         print(
-            f"| {name} | {model.parameters / 1e6:.2f} | {cost.gmacs_forward:.1f} | {cost.gmacs_condition:.1f} "
+            f"| {name} | {cost.parameters / 1e6:.2f} | {cost.gmacs_forward:.1f} | {cost.gmacs_condition:.1f} "
             f"| {cost.evaluations} | {cost.gmacs_sample:.1f} |"
         )
 

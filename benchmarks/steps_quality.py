@@ -5,7 +5,7 @@ Figure from the numbers, on another machine: python benchmarks/steps_quality.py 
 
 Writes FOLDER/steps_quality.json and, where Pillow is installed, FOLDER/steps_quality.png.
 
-One evaluation of the network is `sader remove --fast`. Time is that of whole items, the dates' condition included.
+One evaluation of the network is `sader remove --steps 1`. Times are of whole items, with the condition of the dates.
 """
 
 from __future__ import annotations
@@ -18,8 +18,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
+from sader.evaluation.data import DataRequest, open_data
+from sader.evaluation.evaluate import other_bands, shared_bands
 from sader.evaluation.methods import make_method
-from sader.evaluation.run import EvaluationRequest, load_records, open_items, other_bands, shared_bands
 from sader.evaluation.scoring import score_items
 
 if TYPE_CHECKING:
@@ -39,17 +40,16 @@ class StepRow(NamedTuple):
 
 
 def measure(model: str, data: Sequence[Path], *, steps: Sequence[str], mask: str, limit: int | None) -> list[StepRow]:
-    """Return the scores over all items, one row per number of steps; all of them take turns on each item."""
+    """Return the scores over all items, one row per number of steps; all of them run in turn on each item."""
     methods = {count: make_method(model, mask=mask, steps=count) for count in steps}
-    request = EvaluationRequest(models=(model,), data=tuple(data), mask=mask, limit=limit)
-    records = list(load_records(request.data, split=request.split))
-    items = open_items(request, None, records, shared_bands(methods), other_bands(methods, records))
+    opened = open_data(DataRequest(tuple(data), limit=limit))
+    items = opened.items("clean", shared_bands(methods), other_bands(methods, opened))
     print(f"{model}, {len(items)} items, masks: {mask}")
     rows = score_items(items, methods, ("psnr", "ssim"))
-    made = []
+    found = []
     for count in steps:
         own = [row.scores for row in rows if row.method == count]
-        made.append(
+        found.append(
             StepRow(
                 count,
                 statistics.fmean(one["psnr"] for one in own),
@@ -57,7 +57,7 @@ def measure(model: str, data: Sequence[Path], *, steps: Sequence[str], mask: str
                 statistics.median(one["seconds_per_megapixel"] for one in own),
             )
         )
-    return made
+    return found
 
 
 def draw(rows: Sequence[StepRow], title: str) -> Image.Image:
@@ -106,7 +106,7 @@ def main(arguments: list[str] | None = None) -> list[StepRow]:
     parser.add_argument("--steps", default=STEPS)
     parser.add_argument("--mask", default="true", choices=("true", "reference", "own"))
     parser.add_argument("--limit", type=int, help="items per place")
-    parser.add_argument("--out", type=Path, default=Path("."), help="folder of what is written")
+    parser.add_argument("--out", type=Path, default=Path("."), help="folder for the results")
     parser.add_argument("--draw", type=Path, help="only draw the figure of this file of numbers")
     given = parser.parse_args(arguments)
     if given.draw is not None:

@@ -6,7 +6,6 @@ import json
 import os
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import numpy as np
@@ -60,20 +59,20 @@ def fails_clearly(result: tuple[int, str, str], error: str, *texts: str) -> None
 
 def test_help_is_light_and_quick():
     program = (
-        "import sys\n"
+        "import sys, time\n"
         "sys.argv = ['sader', '--help']\n"
         "from sader.cli.main import main\n"
         "try:\n    main()\n"
         f"finally:\n    print('heavy:', [m for m in {HEAVY!r} if m in sys.modules])\n"
+        "    print('seconds:', time.process_time())\n"
     )
-    started = time.perf_counter()
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
-    seconds = time.perf_counter() - started
     assert done.returncode == 0, done.stderr
     for command in COMMANDS:
         assert f" {command} " in done.stdout
     assert "heavy: []" in done.stdout
-    assert seconds < 1.5, f"sader --help took {seconds:.2f} s (0.2 s on an idle machine)"
+    seconds = float(done.stdout.rsplit("seconds:", 1)[1])  # of the processor: independent of other processes
+    assert seconds < 1.0, f"sader --help took {seconds:.2f} s (0.2 s on an idle machine)"
 
 
 @pytest.mark.parametrize("command", [(), *((name,) for name in COMMANDS), ("data", "pack")])
@@ -108,7 +107,7 @@ def test_an_interrupted_command_exits_130(capsys, monkeypatch):
     def interrupted(*_: object, **__: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("sader.evaluation.info.describe", interrupted)
+    monkeypatch.setattr("sader.evaluation.description.describe", interrupted)
     code, _, err = called(capsys, "info", "small")
     assert code == 130
     assert "Traceback" not in err

@@ -1,4 +1,4 @@
-"""Paired tests against worked-out values, cost and figures, and the command from shards to files."""
+"""Paired tests against values computed by hand, costs and figures, and the command from shards to files."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import csv
 import json
 from itertools import product
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -16,15 +17,27 @@ from sader.cli.main import app, main
 from sader.data.items import Item, clean_this_date, paper_task
 from sader.data.shards import SeriesRecord, write_shard
 from sader.errors import BandError, ConfigError, DataError
-from sader.evaluation.bench import load_bench, merge_benches, run_bench, save_bench
-from sader.evaluation.compare import CompareRequest, named_methods, parse_model, run_compare
-from sader.evaluation.costs import model_cost, peak_memory
-from sader.evaluation.figures import Point, draw_pareto, pareto_front
-from sader.evaluation.gallery import choose_examples
-from sader.evaluation.info import describe
-from sader.evaluation.run import EvaluationRequest
+from sader.evaluation.costs import PAPER_GUIDE, model_cost, peak_memory
+from sader.evaluation.data import DataRequest
+from sader.evaluation.description import describe
+from sader.evaluation.evaluate import (
+    EvaluationRequest,
+    cost_of,
+    named_methods,
+    parse_model,
+    run_evaluation,
+    score_methods,
+    shared_bands,
+)
+from sader.evaluation.figures import Point, choose_examples, draw_pareto, pareto_front
+from sader.evaluation.methods import RemoverMethod
+from sader.evaluation.results import load, merge, save
 from sader.evaluation.scoring import Row, regions, score, score_items
 from sader.evaluation.statistics import compare_rows, holm, permutation, wilcoxon
+from sader.inference.remover import RemoverOptions
+from sader.method.guides import save_guide
+from sader.model.masked_autoencoder import MaskedAutoencoder, MaskedAutoencoderConfig
+from sader.presets import get_preset
 
 RGBN = ("B02", "B03", "B04", "B08")
 
@@ -157,18 +170,32 @@ def test_region_scores_are_those_of_the_region_alone():
 
 def test_costs_are_those_of_sader_info_and_grow_with_steps(tmp_path: Path):
     from sader.checkpoint import build_model
-    from sader.evaluation.reproduce.made import tiny_overrides
+    from sader.evaluation.reproduce.tiny import tiny_overrides
     from sader.training.config import resolve
 
     config = resolve("sen2_mtc_new", tiny_overrides("sen2_mtc_new")).model
     save_checkpoint(tmp_path / "m.safetensors", build_model(config), config)
     own, told = model_cost(config), describe(str(tmp_path / "m.safetensors"))
-    assert (own.parameters, own.gmacs_sample) == (told.parameters, told.as_dict()["gmacs_sample"])
+    assert (own.parameters, own.gmacs_sample) == (told.cost.parameters, told.as_dict()["gmacs_sample"])
     more = model_cost(config, steps="5+1", guide="mae")
     assert more.evaluations == 9
     assert own.evaluations == 7
     assert more.gmacs_sample > own.gmacs_sample
     assert more.gmacs_forward == own.gmacs_forward
+
+
+def test_costs_count_the_guide_that_is_used(tmp_path: Path):
+    config = get_preset("sen2_mtc_new")
+    small, large = (model_cost(config, guide=name) for name in ("mae", PAPER_GUIDE))
+    assert small.evaluations == large.evaluations == 7
+    assert 0 < large.gmacs_guide != small.gmacs_guide > 0
+    assert large.gmacs_sample - small.gmacs_sample == pytest.approx(3 * (large.gmacs_guide - small.gmacs_guide))
+    assert model_cost(config, steps="4").gmacs_guide is None
+    file = tmp_path / "guide.safetensors"
+    save_guide(file, MaskedAutoencoder(MaskedAutoencoderConfig.paper(3)))
+    options = RemoverOptions(guide="mae", guide_weights=str(file))
+    remover = SimpleNamespace(config=config, options=options)
+    assert cost_of(RemoverMethod(remover)).gmacs_guide == large.gmacs_guide
 
 
 def test_peak_memory_sees_an_array():
@@ -192,22 +219,23 @@ def test_examples_are_spread_and_the_same_for_every_method(items: list[Item]):
     assert choose_examples(items, 0) == []
 
 
-def test_benches_of_other_processes_merge_only_on_the_same_items(items: list[Item], tmp_path: Path):
-    one = run_bench(items, {"truth": lambda i: i.clear}, ("psnr",), examples=1)
-    two = run_bench(items, {"off": lambda i: i.clear + np.float32(0.01)}, ("psnr",), examples=1)
-    save_bench(one, tmp_path / "one")
-    back = load_bench(tmp_path / "one")
+def test_results_of_other_processes_merge_only_on_the_same_items(items: list[Item], tmp_path: Path):
+    one = score_methods(items, {"truth": lambda i: i.clear}, ("psnr",), examples=1, costs=True)
+    two = score_methods(items, {"off": lambda i: i.clear + np.float32(0.01)}, ("psnr",), examples=1)
+    save(one, tmp_path / "one")
+    back = load(tmp_path / "one")
     assert back is not None
     assert [row.scores["psnr"] for row in back.rows] == [row.scores["psnr"] for row in one.rows]
+    assert back.costs == one.costs
     np.testing.assert_array_equal(back.predictions["truth"][0], one.predictions["truth"][0])
-    merged = merge_benches([back, two])
+    merged = merge([back, two])
     assert merged.methods == ["truth", "off"]
-    fewer = run_bench(items[:1], {"less": lambda i: i.clear}, ("psnr",), examples=1)
+    fewer = score_methods(items[:1], {"less": lambda i: i.clear}, ("psnr",), examples=1)
     with pytest.raises(DataError, match="less was scored on 1 items"):
-        merge_benches([one, fewer])
-    assert load_bench(tmp_path / "nothing") is None
-    (tmp_path / "one" / "bench.json").write_text('{"rows": [', encoding="utf-8")
-    assert load_bench(tmp_path / "one") is None
+        merge([one, fewer])
+    assert load(tmp_path / "nothing") is None
+    (tmp_path / "one" / "scores.json").write_text('{"rows": [', encoding="utf-8")
+    assert load(tmp_path / "one") is None
 
 
 # ------------------------------------------------------------------------------------------------ the command
@@ -242,13 +270,14 @@ def test_data_for_one_task_only_is_compared_on_that(shards: Path, tmp_path: Path
     rng = np.random.default_rng(5)
     dn = rng.integers(900, 1600, (2, 4, 48, 48)).astype("u2")
     labels = np.zeros((2, 48, 48), np.uint8)
-    labels[1] = 255  # a pair: the other date's clouds are not known, so it can be nobody's target
+    labels[1] = 255  # a pair: the other date's clouds are not known, so it cannot be a target
     pair = SeriesRecord(dn, "ROIs1158_39_p1", "pairs", RGBN, labels)
     write_shard(tmp_path / "pairs.shard", [pair])
-    data = EvaluationRequest(models=(), data=(tmp_path / "pairs.shard",), clouds=(shards,), limit=1, lpips=False)
+    data = DataRequest((tmp_path / "pairs.shard",), clouds=(shards,), limit=1)
+    request = EvaluationRequest(("mosaic",), data, ("clean", "paper"), compare=True, examples=0, lpips=False)
     with pytest.warns(UserWarning, match="no item for task paper"):
-        results = run_compare(CompareRequest(models=("mosaic",), data=data, examples=0))
-    assert [result.task for result in results] == ["clean"]
+        found = run_evaluation(request)
+    assert [each.task for each in found] == ["clean"]
 
 
 def test_models_are_named_by_what_they_are(weights: Path, tmp_path: Path):
@@ -258,9 +287,9 @@ def test_models_are_named_by_what_they_are(weights: Path, tmp_path: Path):
     assert parse_model("ridge_blend") == ("ridge_blend", "ridge_blend", None)
     with pytest.raises(ConfigError, match=r"holds no model\.safetensors"):
         parse_model(str(tmp_path))
-    request = EvaluationRequest(models=(), data=())
+    request = EvaluationRequest((str(weights), str(weights.parent)), DataRequest(()))
     with pytest.raises(ConfigError, match="two models are called my-run"):
-        named_methods([str(weights), str(weights.parent)], request)
+        named_methods(request)
 
 
 @pytest.mark.parametrize(
@@ -273,15 +302,12 @@ def test_models_are_named_by_what_they_are(weights: Path, tmp_path: Path):
     ],
 )
 def test_mistakes_are_named_before_anything_slow(shards: Path, changes: dict, error: type, text: str):
-    data = EvaluationRequest(models=(), data=(shards,))
+    options = {"models": ("mosaic",), "data": DataRequest((shards,)), "compare": True, **changes}
     with pytest.raises(error, match=text):
-        run_compare(CompareRequest(**{"models": ("mosaic",), "data": data, **changes}))
+        run_evaluation(EvaluationRequest(**options))
 
 
 def test_models_without_a_shared_band_cannot_be_compared(shards: Path):
-    from sader.evaluation.methods import RemoverMethod
-    from sader.evaluation.run import shared_bands
-
     class Fake:
         def __init__(self, *bands: str) -> None:
             self.bands = bands

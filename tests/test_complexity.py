@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from sader.evaluation.complexity import count_macs, count_parameters, on_meta
+from sader.evaluation.costs import count_macs, count_parameters, on_meta
 
 DEVICES = ("cpu", "meta")
 

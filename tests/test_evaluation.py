@@ -1,4 +1,4 @@
-"""Scoring: numbers equal to those worked out by hand, masks that go where they should, reports that read back."""
+"""Scores equal to values computed by hand, masks given to the right methods, reports that can be read back."""
 
 from __future__ import annotations
 
@@ -17,7 +17,9 @@ from sader.data.cloud_rules import estimate_cloud_mask
 from sader.data.items import Item, clean_this_date
 from sader.data.shards import SeriesRecord, write_shard
 from sader.errors import ConfigError, DataError, ShapeError, ValueRangeError
-from sader.evaluation.diagnosis import calibration, evaluate_cloud_head
+from sader.evaluation.data import DataRequest, load_records
+from sader.evaluation.diagnosis import evaluate_cloud_head
+from sader.evaluation.evaluate import EvaluationRequest, run_evaluation, score_methods
 from sader.evaluation.methods import (
     ClassicalMethod,
     RemoverMethod,
@@ -25,10 +27,10 @@ from sader.evaluation.methods import (
     flat_colour_of_truth,
     make_method,
 )
-from sader.evaluation.report import extreme_items, write_panels, write_report
-from sader.evaluation.run import EvaluationRequest, load_records, run_evaluation
+from sader.evaluation.report import extreme_items, markdown, print_summary, write_panels, write_report
+from sader.evaluation.results import Results
 from sader.evaluation.scoring import Row, score, score_items
-from sader.evaluation.summary import bootstrap, markdown, print_summary, summarise
+from sader.evaluation.statistics import bootstrap, summarise
 from sader.inference.remover import CloudRemover, Removal
 from sader.method.metrics import PSNR_CEILING
 
@@ -78,7 +80,7 @@ def test_the_truth_scores_the_ceiling_and_keeps_the_clear_pixels(items: list[Ite
     assert rows[0].scores["clear_mae"] == 0
 
 
-def test_scores_are_those_worked_out_by_hand(items: list[Item]) -> None:
+def test_scores_equal_values_computed_by_hand(items: list[Item]) -> None:
     item = items[0]
     values = score(item, item.clear + np.float32(0.01), ("psnr", "psnr_unbiased", "mae", "rmse"))
     assert values["psnr"] == pytest.approx(40, abs=1e-3)
@@ -100,7 +102,7 @@ def test_pixels_outside_the_scored_area_have_no_influence(items: list[Item]) -> 
     assert score(item, image) == score(item, other)
 
 
-def test_a_method_that_returns_nonsense_is_named(items: list[Item]) -> None:
+def test_a_method_that_returns_wrong_images_is_named(items: list[Item]) -> None:
     with pytest.raises(ShapeError, match="bad returned"):
         score_items(items[:1], {"bad": lambda item: item.clear[:, 1:]}, FAST)
     with pytest.raises(ValueRangeError, match="bad returned NaN"):
@@ -131,7 +133,7 @@ def test_classical_methods_get_true_or_estimated_masks(items: list[Item], monkey
 
 
 class SpyRemover:
-    """Stands in for a `CloudRemover`: remembers what it was given and returns the first date."""
+    """A fake `CloudRemover` that records its arguments and returns the first date."""
 
     bands = RGBN
 
@@ -155,10 +157,13 @@ def test_removers_get_masks_reference_and_steps(items: list[Item]) -> None:
     assert none is None
     assert [given is None for given in one] == [date != item.reference for date in range(len(item.cloudy))]
     assert all(call["reference"] == item.reference and call["steps"] == 1 for call in spy.calls)
-    found = calibration(RemoverMethod(spy, samples=2), [item])  # type: ignore[arg-type]
+    calls = len(spy.calls)
+    facts = score_methods([item], {"spy": RemoverMethod(spy, samples=2)}, ("psnr",)).facts  # type: ignore[arg-type]
+    assert len(spy.calls) == calls + 1  # the calibration needs no prediction of its own
+    found = facts["calibration of spy"]
     error = np.abs(item.cloudy[0] - item.clear)[:, item.scored].mean(0)
-    assert found.inside_one == pytest.approx((error <= 0.1).mean())
-    assert found.ratio == pytest.approx(np.sqrt(np.square(error).mean()) / 0.1, rel=1e-5)
+    assert found["inside_one"] == pytest.approx((error <= 0.1).mean())
+    assert found["ratio"] == pytest.approx(np.sqrt(np.square(error).mean()) / 0.1, rel=1e-5)
 
 
 def test_a_real_remover_beats_the_flat_colour_and_keeps_clear_pixels(items: list[Item], remover: CloudRemover) -> None:
@@ -196,14 +201,15 @@ def test_the_summary_averages_places_and_pairs_items() -> None:
     assert net.over_groups["psnr"] == pytest.approx((32 + 41) / 2)
     assert net.against["psnr"].mean == pytest.approx(1)
     assert (net.against["psnr"].low, net.against["psnr"].high) == pytest.approx((1, 1))
-    text = markdown(found, title="clean")
+    text = markdown(Results(rows), found, title="clean")
     assert "| net | 35.00 [31.00, 41.00]" in text
     assert "+1.00 [+1.00, +1.00]" in text
     assert "| net | 32.00 | 41.00 | 36.50 |" in text
 
 
 def test_one_item_has_no_interval() -> None:
-    text = markdown(summarise([row("ridge_blend", "1", 30), row("net", "1", 31)]))
+    rows = [row("ridge_blend", "1", 30), row("net", "1", 31)]
+    text = markdown(Results(rows), summarise(rows))
     assert "1 item in 1 place: too few for intervals" in text
     assert "| net | 31.00 |" in text
     assert "| net | +1.00 |" in text
@@ -231,7 +237,8 @@ def test_best_and_worst_cases() -> None:
 def test_the_report_can_be_read_back(items: list[Item], tmp_path: Path) -> None:
     methods = classical_methods("true", ("mosaic", "median"))
     rows = score_items(items, methods, FAST)
-    table, plain, per_item = write_report(tmp_path, rows, summarise(rows), title="test", facts={"task": "clean"})
+    results = Results(rows, facts={"task": "clean"})
+    table, plain, per_item = write_report(tmp_path, results, summarise(rows), title="test")
     assert "| mosaic |" in table.read_text(encoding="utf-8")
     content = json.loads(plain.read_text(encoding="utf-8"))
     assert content["task"] == "clean"
@@ -271,14 +278,24 @@ def test_the_cloud_head_runs_on_odd_sizes(remover: CloudRemover) -> None:
 
 def test_from_shards_to_files(tmp_path: Path) -> None:
     write_shard(tmp_path / "a.shard", [place()], step=1)
-    request = EvaluationRequest(("best_available_pixel",), (tmp_path,), limit=2, lpips=False, out=tmp_path / "r")
-    result = run_evaluation(request)
+    data = DataRequest((tmp_path,), limit=2)
+    request = EvaluationRequest(("best_available_pixel",), data, lpips=False, out=tmp_path / "r")
+    (result,) = run_evaluation(request)
     assert {path.name for path in result.files} >= {"table.md", "summary.json", "items.csv"}
     assert result.summary.items == 2
-    assert "best_available_pixel" in {each.method for each in result.rows}
-    for task in ("paper", "simulated"):
-        other = EvaluationRequest((), (tmp_path,), task=task, dates=2, limit=1, lpips=False)
-        assert {each.dates for each in run_evaluation(other).rows} == {2}
+    assert "best_available_pixel" in {each.method for each in result.results.rows}
+    data = DataRequest((tmp_path,), dates=2, limit=1)
+    for found in run_evaluation(EvaluationRequest((), data, ("paper", "simulated"), lpips=False)):
+        assert {each.dates for each in found.results.rows} == {2}
+
+
+def test_masks_other_than_the_true_ones_are_part_of_the_label(tmp_path: Path) -> None:
+    write_shard(tmp_path / "a.shard", [place()], step=1)
+    data = DataRequest((tmp_path,), limit=1)
+    request = EvaluationRequest(("mosaic",), data, mask="own", rules=True, classical=False, lpips=False)
+    (result,) = run_evaluation(request)
+    assert {"mosaic (own masks)", "mosaic (rules)"} <= set(result.results.methods)
+    assert not {"mosaic", "flat_colour_of_truth"} & set(result.results.methods)
 
 
 def test_bad_data_is_explained(tmp_path: Path) -> None:
@@ -288,10 +305,10 @@ def test_bad_data_is_explained(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="--split all"):
         list(load_records([tmp_path], split="train"))
     with pytest.raises(ConfigError, match="unknown task"):
-        run_evaluation(EvaluationRequest((), (tmp_path,), task="clear"))
+        run_evaluation(EvaluationRequest((), DataRequest((tmp_path,)), ("clear",)))
     (tmp_path / "a.shard").write_bytes(b"nothing of the kind")
     with pytest.raises(DataError, match="no shard"):
-        run_evaluation(EvaluationRequest((), (tmp_path,)))
+        run_evaluation(EvaluationRequest((), DataRequest((tmp_path,))))
 
 
 def test_the_command_prints_the_table_and_json(tmp_path: Path) -> None:
@@ -302,16 +319,6 @@ def test_the_command_prints_the_table_and_json(tmp_path: Path) -> None:
     assert "| mosaic |" in done.stdout
     done = CliRunner().invoke(app, [*arguments, "--json"])
     assert json.loads(done.stdout)["items"] == 1
-
-
-def test_the_plain_entry_returns_the_status(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    from sader.evaluation.__main__ import main
-
-    assert main(["--data", str(tmp_path / "nowhere")]) == 2
-    assert "DataError" in capsys.readouterr().err
-    write_shard(tmp_path / "a.shard", [place()], step=1)
-    assert main(["mosaic", "--data", str(tmp_path), "--limit", "1", "--no-lpips"]) == 0
-    assert "| mosaic |" in capsys.readouterr().out
 
 
 def test_models_are_found_by_name() -> None:

@@ -1,4 +1,4 @@
-"""Every table of the paper end to end on made data, going on after kill -9, and errors that name what is wrong."""
+"""Every table of the paper end to end on synthetic data, resuming after kill -9, and messages for wrong input."""
 
 from __future__ import annotations
 
@@ -18,11 +18,13 @@ import torch
 from sader.cli.main import main
 from sader.errors import BandError, ConfigError, DataError, SaderError
 from sader.evaluation.reproduce import published as paper
-from sader.evaluation.reproduce.made import make_data
 from sader.evaluation.reproduce.plans import HERE, TABLES, get_tables
-from sader.evaluation.reproduce.rows import load_row, run_row
-from sader.evaluation.reproduce.run import ReproduceRequest, find_settings, list_plans, run_reproduce
-from sader.evaluation.reproduce.training import run_overrides
+from sader.evaluation.reproduce.run import dry_run, find_settings, list_plans, run_reproduce, run_row
+from sader.evaluation.reproduce.setting import ReproduceRequest
+from sader.evaluation.reproduce.tables import row_folder
+from sader.evaluation.reproduce.tiny import write_data
+from sader.evaluation.reproduce.training import needed_guide, run_overrides
+from sader.evaluation.results import load
 from sader.method.losses import CloudAwareLoss
 from sader.training.config import resolve
 
@@ -50,7 +52,7 @@ def test_every_table_runs_and_shows_ours_beside_the_published(out: Path, name: s
         text = (folder / "table.md").read_text()
         assert "these scores mean nothing" in text
         assert "2 steps for each system" in text
-        assert "not run yet" not in text.lower()
+        assert "not run" not in text.lower()
         content = json.loads((folder / "summary.json").read_text())
         scored = {each["method"]: each["overall"] for each in content["methods"]}
         for row in rows:
@@ -72,7 +74,7 @@ def test_every_table_runs_and_shows_ours_beside_the_published(out: Path, name: s
 def test_what_is_done_is_not_done_again(out: Path):
     request = tiny(out, "mtcdn-ablation")
     run_reproduce(request)
-    files = [*out.glob("runs/*/sader-no-tfblock/model.safetensors"), *out.glob("rows/*/*/no-tfblock/bench.json")]
+    files = [*out.glob("runs/*/sader-no-tfblock/model.safetensors"), *out.glob("rows/*/*/no-tfblock/scores.json")]
     assert len(files) == 4
     before = [file.stat().st_mtime_ns for file in files]
     run_reproduce(request)
@@ -80,10 +82,10 @@ def test_what_is_done_is_not_done_again(out: Path):
     setting = find_settings(request, get_tables(["mtcdn-ablation"]))[paper.SEN2]
     row = TABLES["mtcdn-ablation"].rows[paper.SEN2][0]
     assert run_row(setting, row) is False
-    bench = files[2] if "sen2" in str(files[2]) else files[3]
-    bench.write_text(bench.read_text()[:100])  # half a file is no result
+    scores = files[2] if "sen2" in str(files[2]) else files[3]
+    scores.write_text(scores.read_text()[:100])  # a truncated file is scored again
     assert run_row(setting, row) is True
-    assert load_row(setting, row, "paper") is not None
+    assert load(row_folder(setting, row, "paper")) is not None
 
 
 def test_another_budget_in_the_same_folder_is_refused(out: Path):
@@ -145,7 +147,7 @@ def test_complexity_stands_beside_the_published(tmp_path: Path):
 # ------------------------------------------------------------------------------------------------ the plan here
 
 
-def test_rows_of_the_plan_here_run_apart_and_merge(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+def test_rows_of_the_plan_here_run_separately_and_merge(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     common = ["reproduce", "here", "--tiny", "--no-lpips", "--examples", "1", "-o", str(tmp_path)]
     for row in ("classical", "small", "paper-guide-mean"):
         with pytest.raises(SystemExit) as status:
@@ -163,10 +165,51 @@ def test_rows_of_the_plan_here_run_apart_and_merge(tmp_path: Path, capsys: pytes
     assert {"small", "small-no-tfblock", "paper-mse", "paper-4+0", "paper-5+1", "emrdm", "diffcr"} <= set(names)
 
 
-def test_a_killed_run_goes_on_and_ends_the_same(tmp_path: Path):
+def test_a_row_that_diverges_is_in_the_table_as_failed(tmp_path: Path):
+    broken = {"overrides": ("train.adam_lr=1e30", "train.clip=0"), "steps": 4}
+    outcome = run_reproduce(tiny(tmp_path, HERE, only=("classical", "uncrtaints"), **broken))
+    assert list(outcome.failed) == [f"{HERE}/uncrtaints"]
+    text = (tmp_path / HERE / HERE / "clean" / "table.md").read_text()
+    assert "Failed:" in text
+    assert "- uncrtaints: " in text
+    assert "nan" in text
+    assert "ridge_blend" in text
+    content = json.loads((tmp_path / HERE / HERE / "clean" / "summary.json").read_text())
+    assert list(content["failed"]) == ["uncrtaints"]
+    assert "uncrtaints" not in content["not_run"]
+
+
+def test_a_guide_is_trained_where_none_is_shipped(tmp_path: Path):
+    setting = find_settings(tiny(tmp_path, HERE), get_tables([HERE]))[HERE]
+    rows = {row.name: row for row in TABLES[HERE].rows[HERE]}
+    assert needed_guide(setting, rows["classical"]) is None
+    assert needed_guide(setting, rows["small-4+1"]) is None  # shipped
+    assert needed_guide(setting, rows["paper-guide-conv"]) == ("conv", ("B02", "B03", "B04", "B08"))
+
+
+def test_a_dry_run_prints_every_setting_and_writes_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    out = tmp_path / "out"
+    with pytest.raises(SystemExit) as status:
+        main(["reproduce", "table1", "--dry-run", "--steps", "100", "--only", "pix2pix", "--out", str(out)])
+    assert status.value.code == 0
+    text = capsys.readouterr().out
+    config = resolve("pix2pix", ["train.steps=100"])
+    for line in ("pix2pix (pix2pix)", f"samples: {100 * config.train.batch_size}", "epochs: not known without --data"):
+        assert line in text
+    assert f"train.adam_lr={config.train.adam_lr}" in text
+    assert not out.exists()
+    data = write_data(paper.SEN2, tmp_path / "Sen2_MTC_New")
+    request = ReproduceRequest(("table1",), data=(str(data),), only=("sader",), steps=10, partial=True, out=out)
+    (text,) = dry_run(request)
+    assert "of 4 series" in text
+    assert "guide: sader trains mae" in text
+    assert not out.exists()
+
+
+def test_a_killed_run_resumes_to_the_same_weights(tmp_path: Path):
     def command(out: Path) -> list[str]:
         arguments = ["here", "--tiny", "--steps", "40", "--only", "pix2pix", "--no-lpips", "--out", str(out)]
-        return [sys.executable, "-m", "sader.evaluation.reproduce.run", *arguments]
+        return [sys.executable, "-m", "sader", "reproduce", *arguments]
 
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     killed, whole = tmp_path / "killed", tmp_path / "whole"
@@ -192,7 +235,7 @@ def test_a_killed_run_goes_on_and_ends_the_same(tmp_path: Path):
 
 @pytest.fixture(scope="module")
 def sen2(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_data(paper.SEN2, tmp_path_factory.mktemp("data") / "Sen2_MTC_New")
+    return write_data(paper.SEN2, tmp_path_factory.mktemp("data") / "Sen2_MTC_New")
 
 
 def spoiled(sen2: Path, tmp_path: Path) -> Path:
@@ -213,9 +256,9 @@ def ask(tmp_path: Path, *tables: str, **more: object) -> None:
         (("table1",), {"data": ("nowhere",)}, "nowhere is no folder"),
         (("table1",), {"data": ("sen2_mtc_neu:x",)}, "did you mean sen2_mtc_new"),
         (("table1",), {"data": ("rice1:x",)}, "in none of the paper's tables"),
-        (("table1",), {"tiny": True, "data": ("x",)}, "--tiny makes its own data"),
+        (("table1",), {"tiny": True, "data": ("x",)}, "--tiny has its own data"),
         (("here",), {"data": ("x",)}, "no --validation given"),
-        (("here", "table1"), {"data": ("x",)}, "ask for here alone"),
+        (("here", "table1"), {"data": ("x",)}, "run here alone"),
         (("table1",), {"data": ("sen2_mtc_new:x",), "seconds": 0.0}, "seconds is 0"),
     ],
 )
@@ -260,7 +303,7 @@ def test_mixed_band_counts_are_named(sen2: Path, tmp_path: Path):
 
 
 def test_places_on_both_sides_are_refused(tmp_path: Path):
-    folder = make_data(HERE, tmp_path / "made")
+    folder = write_data(HERE, tmp_path / "data")
     shards = str(folder / "train")
     with pytest.raises(DataError, match="2 places are in both"):
         ask(tmp_path, "here", data=(shards,), validation=(shards,))

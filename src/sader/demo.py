@@ -1,7 +1,7 @@
-"""`sader demo`: the built-in scene, its clouds removed, scored beside the classical methods, written and drawn.
+"""`sader demo`: removes the clouds of the built-in scene, scores the result and writes a GeoTIFF and a picture.
 
-The scene is made by `data.synthetic`, so the truth of the hidden pixels is known. Every method gets the same dates and
-the scene's own cloud masks. Nothing is printed here: the command line prints the report.
+The scene is synthetic, so the truth under its clouds is known. Every method gets the same dates and the scene's own
+cloud masks. The command line prints the report.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from sader.method.metrics import evaluate
 from sader.presets import PRESETS
 
 FALLBACK_PRESET = "small"
-# The scene fits into one tile: no overlap is computed twice, which halves the wait on a small machine.
+# The scene fits into one tile, so that no overlap is computed twice.
 OPTIONS = RemoverOptions(tile=512)
 
 BASELINES: dict[str, Classical] = {
@@ -41,11 +41,11 @@ BASELINES: dict[str, Classical] = {
 }
 """Row of the table -> classical method; the last is the strongest of them."""
 
-# The scene is procedural and lies nowhere. A CRS and a grid of 10 m pixels are given so that a GIS opens the file; the
-# corner is a round number in UTM zone 32 north, and the file's tags say that it is made up.
+# The scene is synthetic. The CRS and the grid of 10 m pixels let a GIS open the file; the tags state that the place is
+# fictitious.
 CRS = "EPSG:32632"
 TRANSFORM = (10.0, 0.0, 600_000.0, 0.0, -10.0, 5_100_000.0)
-PLACE_NOTE = "Procedural scene of the sader demo: its coordinates are made up, no such place exists."
+PLACE_NOTE = "Synthetic scene of sader demo: its coordinates are made up, no such place exists."
 
 
 @dataclass(frozen=True)
@@ -72,7 +72,7 @@ class Row:
 
 @dataclass(frozen=True)
 class DemoReport:
-    """What a demo run did."""
+    """The result of a demo run."""
 
     model: str
     trained: bool
@@ -85,11 +85,11 @@ class DemoReport:
     hidden_share: float
     """Part of the reference date that is hidden."""
     seconds: float
-    """Removing the clouds, without loading and scoring."""
+    """Time of the cloud removal, without loading and scoring."""
     scores: tuple[Row, ...]
     files: tuple[str, ...]
     skipped: tuple[str, ...]
-    """What was not written, and why."""
+    """Files that were not written, with the reason."""
 
     def as_dict(self) -> dict[str, Any]:
         """Return the report as plain values for JSON."""
@@ -111,17 +111,16 @@ def run_demo(
     model: shipped weights, a preset (untrained) or a checkpoint file; None = the shipped weights, or the untrained
         preset `small` while there are none.
     steps: sampling steps, 1 to about 50, or "4+1" with resampling; None = the model's own.
-    progress: called with (done, total); notice: called with what the user should know before the wait.
+    progress: called with (done, total); notice: called with a message before the network runs.
     scene: another series with known truth, for tests.
     """
     folder = writable_folder(out)
     remover, name, trained = load_remover(model)
-    parse_steps(steps, remover.config)  # a wrong number of steps is refused before the scene is made
+    count, resamplings = parse_steps(steps, remover.config)  # a wrong number is refused before the scene is computed
     if not trained and notice is not None:
-        why = "no weights are shipped yet, so the network is as it was born. " if model is None else ""
         notice(
-            f"untrained preset `{name}`: {why}The result shows that everything runs, and nothing about how well a "
-            "trained network removes clouds."
+            f"untrained preset `{name}`: the result shows that the program runs, not how well a trained network "
+            "removes clouds."
         )
     scene, extra = _for_model(scene or demo_scene(), remover)
     given: dict[str, Any] = {"reference": scene.reference, "cloud_mask": scene.cloud_mask, "days": scene.days}
@@ -131,39 +130,17 @@ def run_demo(
 
     label = "SADER" if remover.baseline is None else remover.config.name
     images = {f"{label}{'' if trained else ' (untrained)'}": result}
-    if trained and remover.has_cloud_head:
-        # Everyone above and below is told where the clouds are; a user seldom is.
+    if trained and remover.has_cloud_head:  # the case of most users: no masks are given
         unaided = given | {"cloud_mask": None}
         images["SADER, own masks"] = remover(scene.cloudy, **unaided, **extra, steps=steps, seed=seed)
     images |= {label: method(scene.cloudy, **given) for label, method in BASELINES.items()}
     hidden = scene.cloud_mask[scene.reference or 0]
     scores = tuple(_score(label, image, scene.clear, hidden) for label, image in images.items())
-
-    files, skipped = [], []
-    tags = {"SADER_MODEL": name, "SADER_SEED": str(seed), "TIFFTAG_IMAGEDESCRIPTION": PLACE_NOTE}
-    try:
-        files.append(
-            write_geotiff(folder / "clear.tif", result, bands=scene.bands, crs=CRS, transform=TRANSFORM, tags=tags)
-        )
-    except MissingDependencyError as error:
-        skipped.append(f"clear.tif: {error}")
     best = max((row for row in scores if row.method in BASELINES), key=lambda row: row.hidden.psnr).method
-    figure = before_after(
-        scene.cloudy,
-        result,
-        bands=scene.bands,
-        truth=scene.clear,
-        cloud_mask=scene.cloud_mask,
-        reference=scene.reference,
-        days=scene.days.tolist(),
-        baselines=[(f"best classical: {best}", images[best])],
-        title=f"sader demo: {name}",
-        note=None
-        if trained
-        else "Untrained network: the picture shows that the program runs, not how good the method is.",
-    )
-    files.append(save_png(figure, folder / "before_after.png"))
-    count, resamplings = parse_steps(steps, remover.config)
+    tags = {"SADER_MODEL": name, "SADER_SEED": str(seed), "TIFFTAG_IMAGEDESCRIPTION": PLACE_NOTE}
+    files, skipped = _write_map(folder / "clear.tif", result, scene, tags)
+    classical = (f"best classical: {best}", images[best])
+    files.append(_draw(folder / "before_after.png", result, scene, classical, title=name, trained=trained))
     return DemoReport(
         model=name,
         trained=trained,
@@ -179,8 +156,43 @@ def run_demo(
     )
 
 
+def _write_map(
+    path: Path, result: np.ndarray, scene: SyntheticSeries, tags: dict[str, str]
+) -> tuple[list[Path], list[str]]:
+    """Write the GeoTIFF; return the files, and what could not be written without rasterio."""
+    try:
+        return [write_geotiff(path, result, bands=scene.bands, crs=CRS, transform=TRANSFORM, tags=tags)], []
+    except MissingDependencyError as error:
+        return [], [f"{path.name}: {error}"]
+
+
+def _draw(
+    path: Path,
+    result: np.ndarray,
+    scene: SyntheticSeries,
+    classical: tuple[str, np.ndarray],
+    *,
+    title: str,
+    trained: bool,
+) -> Path:
+    untrained = "Untrained network: the picture shows that the program runs, not how good the method is."
+    figure = before_after(
+        scene.cloudy,
+        result,
+        bands=scene.bands,
+        truth=scene.clear,
+        cloud_mask=scene.cloud_mask,
+        reference=scene.reference,
+        days=scene.days.tolist(),
+        baselines=[classical],
+        title=f"sader demo: {title}",
+        note=None if trained else untrained,
+    )
+    return save_png(figure, path)
+
+
 def load_remover(model: str | None) -> tuple[CloudRemover, str, bool]:
-    """Return the remover, the name it goes by and whether it is trained; None takes what is shipped."""
+    """Return the remover, its name and whether it is trained; None = the shipped weights, else the preset."""
     if model is None:
         model = DEFAULT_MODEL if DEFAULT_MODEL in shipped() else FALLBACK_PRESET
     if model in PRESETS:
@@ -190,7 +202,7 @@ def load_remover(model: str | None) -> tuple[CloudRemover, str, bool]:
 
 
 def writable_folder(path: Path | str) -> Path:
-    """Return the folder, made if it was missing; refuse it now rather than after the wait."""
+    """Return the folder, created if missing; raise where it cannot be written to."""
     folder = Path(path)
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -203,7 +215,7 @@ def writable_folder(path: Path | str) -> Path:
 
 
 def _for_model(scene: SyntheticSeries, remover: CloudRemover) -> tuple[SyntheticSeries, dict[str, Any]]:
-    """Return the scene with the bands the model works on, and what else to hand it: their names, auxiliary bands."""
+    """Return the scene with the bands of the model, and the keywords `bands` and `aux` of the call."""
     bands = tuple(band for band in remover.bands if band in scene.bands)
     index = [scene.bands.index(band) for band in bands]
     extra: dict[str, Any] = {"bands": bands}

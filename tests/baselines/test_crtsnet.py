@@ -11,7 +11,7 @@ from sader.baselines.baseline import BaselineInputs
 from sader.baselines.systems.crtsnet import SYSTEM, CrTsNet, CrTsNetConfig, ScaledResidual
 from sader.data.cloud_rules import USUAL_BANDS
 from sader.errors import ConfigError, ShapeError
-from sader.evaluation.complexity import count_parameters
+from sader.evaluation.costs import count_parameters
 
 B13 = USUAL_BANDS[13]
 TINY = CrTsNetConfig(width=16, date_blocks=2, series_blocks=1)

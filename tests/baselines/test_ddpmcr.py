@@ -11,7 +11,7 @@ from sader.baselines.baseline import BaselineInputs, Example
 from sader.baselines.parts.unet import UNet, UNetConfig
 from sader.baselines.systems.ddpmcr import SYSTEM, DdpmCr, DdpmCrConfig
 from sader.errors import ConfigError
-from sader.evaluation.complexity import count_macs, count_parameters, on_meta
+from sader.evaluation.costs import count_macs, count_parameters, on_meta
 
 TINY = DdpmCrConfig(
     extractor=UNetConfig(width=8, multipliers=(1, 2), blocks=1, attention_from=1, emb_width=16), head_blocks=(1, 2)

@@ -11,7 +11,7 @@ from torch import Tensor
 from sader.baselines.baseline import BaselineInputs
 from sader.baselines.systems.diffcr import SYSTEM, DiffCR, DiffCRConfig, NafBlock, thresholded
 from sader.errors import ConfigError
-from sader.evaluation.complexity import count_macs, count_parameters, on_meta
+from sader.evaluation.costs import count_macs, count_parameters, on_meta
 
 RGB = ("B04", "B03", "B02")
 TINY = DiffCRConfig(width=8, levels=2, emb_width=16, sampling_steps=3)

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from sader.baselines.baseline import BaselineInputs
 from sader.baselines.systems.emrdm import SYSTEM, DateFusion, Emrdm, EmrdmCondition, EmrdmConfig, TokenBlock, rotated
 from sader.errors import ConfigError
-from sader.evaluation.complexity import count_macs, count_parameters, on_meta
+from sader.evaluation.costs import count_macs, count_parameters, on_meta
 from sader.method.diffusion import DiffusionConfig
 
 TINY = EmrdmConfig(

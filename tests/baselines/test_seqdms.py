@@ -12,7 +12,7 @@ from sader.baselines.baseline import BaselineInputs
 from sader.baselines.parts.unet import UNetConfig
 from sader.baselines.systems.seqdms import SYSTEM, SeqDMs, SeqDMsConfig
 from sader.errors import ConfigError
-from sader.evaluation.complexity import count_parameters
+from sader.evaluation.costs import count_parameters
 
 TINY = SeqDMsConfig(
     unet=UNetConfig(width=8, multipliers=(1, 2), blocks=1, attention_from=1, emb_width=16), sampling_steps=4

@@ -20,8 +20,9 @@ from sader.checkpoint import build_model, load_checkpoint, save_checkpoint
 from sader.config import to_dict
 from sader.data.shards import SeriesRecord, write_shard
 from sader.errors import BandError, CheckpointError, ConfigError, ShapeError, TrainingError
-from sader.evaluation.info import describe, list_models
-from sader.evaluation.run import EvaluationRequest, run_evaluation
+from sader.evaluation.data import DataRequest
+from sader.evaluation.description import describe, list_models
+from sader.evaluation.evaluate import EvaluationRequest, parse_model, run_evaluation
 from sader.inference.remover import CloudRemover, RemoverOptions
 from sader.models import BASELINES, baseline_config, build_baseline, find_config, get_system, model_from_dict
 from sader.training.config import load_run_config, resolve, save_run_config
@@ -118,11 +119,11 @@ EXACT = {
 @pytest.mark.parametrize("name", OWN)
 def test_parameters_are_those_of_the_papers_table(name):
     info, system = describe(name), BASELINES[name]
-    assert info.parameters == EXACT[name]
-    assert abs(info.parameters / 1e6 / system.paper_parameters - 1) < 0.02
-    assert info.sizes_assumed == (name in ("ae", "pmaa"))
-    assert ("sizes assumed" in dict(info.rows())["model"]) == info.sizes_assumed
-    assert info.as_dict()["gmacs_sample"] == info.gmacs_forward > 0
+    assert info.cost.parameters == EXACT[name]
+    assert abs(info.cost.parameters / 1e6 / system.paper_parameters - 1) < 0.02
+    assert info.publication.sizes_assumed == (name in ("ae", "pmaa"))
+    assert ("sizes assumed" in dict(info.rows())["model"]) == info.publication.sizes_assumed
+    assert info.as_dict()["gmacs_sample"] == info.cost.gmacs_forward > 0
 
 
 def test_counts_with_three_bands_out_and_nir_beside_them():
@@ -423,9 +424,9 @@ def test_train_stop_resume_and_score(name, shards, tmp_path, monkeypatch):
     )
 
     for task in ("clean", "paper"):
-        request = EvaluationRequest(models=(str(path),), data=(shards,), task=task, limit=1, lpips=False, pictures=0)
-        result = run_evaluation(request)
-        scored = [row for row in result.rows if row.method == str(path)]
+        data = DataRequest((shards,), limit=1)
+        (result,) = run_evaluation(EvaluationRequest((str(path),), data, (task,), lpips=False, pictures=0))
+        scored = [row for row in result.results.rows if row.method == parse_model(str(path))[0]]
         assert scored
         assert all(np.isfinite(row.scores["psnr"]) for row in scored)
         if task == "clean":
@@ -596,11 +597,10 @@ def test_other_bands_help_and_are_not_scored(shards, tmp_path):
     for name, more in (("pix2pix", ("bands=[B02,B03,B04]", "aux_bands=[B08]")), ("ae", ())):
         paths.append(tmp_path / f"{name}.safetensors")
         save_checkpoint(paths[-1], tiny(name, *more), tiny_config(name, *more))
-    request = EvaluationRequest(
-        models=tuple(map(str, paths)), data=(shards,), task="paper", limit=1, lpips=False, pictures=0
-    )
-    rows = run_evaluation(request).rows
-    assert {str(path) for path in paths} <= {row.method for row in rows}
+    models = tuple(map(str, paths))
+    request = EvaluationRequest(models, DataRequest((shards,), limit=1), ("paper",), lpips=False, pictures=0)
+    rows = run_evaluation(request)[0].results.rows
+    assert {parse_model(model)[0] for model in models} <= {row.method for row in rows}
 
 
 def test_from_preset_is_untrained_and_repeats():

@@ -12,7 +12,7 @@ from sader.baselines.parts.ddpm import date_weights, sinusoid, weigh_dates
 from sader.baselines.systems.uncrtaints import SYSTEM, UnCRtainTS, UnCRtainTSConfig
 from sader.data.cloud_rules import USUAL_BANDS
 from sader.errors import ConfigError
-from sader.evaluation.complexity import count_macs, count_parameters
+from sader.evaluation.costs import count_macs, count_parameters
 
 B13 = USUAL_BANDS[13]
 TINY = UnCRtainTSConfig(width=16, decoder_blocks=1, heads=4, model_width=32, dropout=0.0)

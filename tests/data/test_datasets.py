@@ -22,7 +22,8 @@ from sader.data.public.dataset import SAR_SCALINGS, PublicSeries, ReadOptions, s
 from sader.data.public.registry import DATASETS, DatasetItems, open_dataset, recognise
 from sader.data.shards import ShardWriter, read_shards, split_of
 from sader.errors import BandError, ConfigError, DataError
-from sader.evaluation.run import EvaluationRequest, run_evaluation
+from sader.evaluation.data import DataRequest
+from sader.evaluation.evaluate import EvaluationRequest, run_evaluation
 from sader.method.metrics import evaluate
 
 SIDE = 32
@@ -149,8 +150,8 @@ def test_nothing_is_written_beside_the_data(root: Path, tmp_path: Path, snapshot
         dataset = open_dataset(root, split="train")
         assert dataset[0].clear.shape == (4, SIDE, SIDE)
         pack_dataset(dataset, tmp_path / "shards")
-        request = EvaluationRequest(("median",), (root,), dataset="sen2_mtc_new", split="test", lpips=False)
-        run_evaluation(request)
+        data = DataRequest((root,), dataset="sen2_mtc_new", split="test")
+        run_evaluation(EvaluationRequest(("median",), data, lpips=False))
     finally:
         for folder in folders:
             folder.chmod(0o755)
@@ -280,19 +281,17 @@ def test_evaluate_scores_the_bands_of_the_data(root: Path):
 
 
 def test_evaluate_without_the_stretch_and_few_per_place(root: Path):
-    request = EvaluationRequest(
-        ("median",), (root,), dataset="sen2_mtc_new", split="all", protocol="reflectance", lpips=False, limit=1, dates=2
-    )
-    result = run_evaluation(request)
+    data = DataRequest((root,), dataset="sen2_mtc_new", split="all", protocol="reflectance", limit=1, dates=2)
+    (result,) = run_evaluation(EvaluationRequest(("median",), data, lpips=False))
     assert result.summary.items == result.summary.groups == 3
-    assert "mtc_psnr" not in result.rows[0].scores
-    assert result.rows[0].dates == 2
+    assert "mtc_psnr" not in result.results.rows[0].scores
+    assert result.results.rows[0].dates == 2
 
 
 def test_evaluate_refuses_what_makes_no_sense(root: Path, tmp_path: Path):
     with pytest.raises(ConfigError, match="2 folders given; expected one"):
-        run_evaluation(EvaluationRequest(("median",), (root, root), dataset="sen2_mtc_new", split="test"))
+        run_evaluation(EvaluationRequest(("median",), DataRequest((root, root), "test", "sen2_mtc_new")))
     with pytest.raises(ConfigError, match="task simulated with a public dataset"):
-        run_evaluation(EvaluationRequest(("median",), (root,), dataset="sen2_mtc_new", task="simulated"))
+        run_evaluation(EvaluationRequest(("median",), DataRequest((root,), "val", "sen2_mtc_new"), ("simulated",)))
     with pytest.raises(DataError, match="has no folder Sen2_MTC"):
-        run_evaluation(EvaluationRequest(("median",), (tmp_path,), dataset="sen2_mtc_new", split="test"))
+        run_evaluation(EvaluationRequest(("median",), DataRequest((tmp_path,), "test", "sen2_mtc_new")))

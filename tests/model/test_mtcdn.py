@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from sader.errors import BandError, ConfigError, ShapeError
-from sader.evaluation.complexity import count_macs, count_parameters, on_meta
+from sader.evaluation.costs import count_macs, count_parameters, on_meta
 from sader.method.diffusion import Denoiser, DiffusionConfig
 from sader.method.sampling import generator_noise, karras_sigmas, sample
 from sader.model.blocks import reflect_pad

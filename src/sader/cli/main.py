@@ -24,8 +24,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from sader.demo import DemoReport
-    from sader.evaluation.description import BaselineInfo
-    from sader.evaluation.info import ModelEntry, ModelInfo
+    from sader.evaluation.description import ModelDescription, ModelEntry
 
 
 class PlainFlags(TyperGroup):
@@ -147,7 +146,7 @@ def info(
     as_json: AsJson = False,
 ) -> None:
     """List the models, or print the cost, the bands and the training data of one."""
-    from sader.evaluation.info import describe, list_models
+    from sader.evaluation.description import describe, list_models
 
     if model is None:
         entries = list_models(baselines=every)
@@ -180,7 +179,7 @@ def _print_models(entries: list[ModelEntry], every: bool) -> None:
     console.print("\n".join([*lines, "One model in detail: sader info MODEL"]), highlight=False)
 
 
-def _print_model(details: ModelInfo | BaselineInfo) -> None:
+def _print_model(details: ModelDescription) -> None:
     from rich.console import Console
     from rich.table import Table
 

@@ -1,12 +1,12 @@
-"""Two questions beside the image: does the cloud head find the clouds, and does the spread say where the error is?
+"""Scores of the cloud head against labels, and calibration of the stated spread against the error.
 
-LESSONS 4, 8 and 13. Labels and truths come from the records and items; nothing is trained or tuned here.
+Labels and truths come from the records and items; nothing is trained or tuned here.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -16,7 +16,6 @@ from sader.data.cloud_rules import estimate_cloud_mask
 from sader.data.items import Item, observed
 from sader.data.shards import SeriesRecord
 from sader.errors import DataError
-from sader.evaluation.methods import RemoverMethod
 from sader.inference.inputs import prepare_series
 from sader.inference.remover import CloudRemover
 from sader.model.blocks import reflect_pad
@@ -34,17 +33,13 @@ class MaskScore:
     """The rule-based mask on the same pixels."""
     pixels: int
 
-    def as_dict(self) -> dict[str, object]:
-        """Return the values by name."""
-        return asdict(self)
-
 
 def evaluate_cloud_head(
     remover: CloudRemover, records: Iterable[SeriesRecord], *, threshold: float = 0.5
 ) -> list[MaskScore]:
     """Return the scores of each labelled place, and last those of all pixels together (place "all").
 
-    Dates without any labelled cloud count as well: what is called cloud there is a false alarm.
+    Dates without any labelled cloud count as well: cloud found there is a false alarm.
     """
     counts: dict[str, np.ndarray] = {}
     for record in records:
@@ -105,34 +100,44 @@ class Calibration:
     correlation: float
     """Rank correlation of spread and absolute error over pixels, mean over items."""
     ratio: float
-    """Root mean square error / root mean square spread; 1 is honest, above 1 overconfident."""
+    """Root mean square error / root mean square spread; 1 is calibrated, above 1 overconfident."""
     items: int
 
 
-def calibration(method: RemoverMethod, items: Iterable[Item]) -> Calibration:
-    """Return the calibration of a method with at least two samples, over the scored pixels of all items."""
-    if method.samples < 2 and not method.remover.states_error:
-        raise DataError(f"samples is {method.samples}; a spread needs at least 2. Use RemoverMethod(..., samples=4).")
-    inside, ranks, squares = [], [], []
-    for item in items:
-        result = method.predict(item)
-        assert result.spread is not None
-        error = np.abs(result.clear - item.clear)[:, item.scored].mean(0)
-        spread = result.spread[:, item.scored].mean(0)
-        inside.append([(error <= spread).mean(), (error <= 2 * spread).mean()])
-        squares.append([np.square(error).mean(), np.square(spread).mean()])
-        ranks.append(_rank_correlation(spread, error))
-    if not inside:
-        raise DataError("no item to calibrate on; expected at least one.")
-    one, two = np.mean(inside, axis=0)
-    wrong, stated = np.sqrt(np.mean(squares, axis=0))
-    return Calibration(
-        inside_one=float(one),
-        inside_two=float(two),
-        correlation=float(np.nanmean(ranks)) if np.isfinite(ranks).any() else float("nan"),
-        ratio=float(wrong / stated) if stated > 0 else float("inf"),
-        items=len(inside),
-    )
+class CalibrationSum:
+    """Collects spread and error over the scored pixels of many items."""
+
+    def __init__(self) -> None:
+        self._inside: list[list[float]] = []
+        self._squares: list[list[float]] = []
+        self._ranks: list[float] = []
+
+    @property
+    def items(self) -> int:
+        """The number of items added."""
+        return len(self._inside)
+
+    def add(self, item: Item, image: np.ndarray, spread: np.ndarray) -> None:
+        """Add an image (C, H, W) with its stated spread (C, H, W)."""
+        error = np.abs(image - item.clear)[:, item.scored].mean(0)
+        stated = spread[:, item.scored].mean(0)
+        self._inside.append([(error <= stated).mean(), (error <= 2 * stated).mean()])
+        self._squares.append([np.square(error).mean(), np.square(stated).mean()])
+        self._ranks.append(_rank_correlation(stated, error))
+
+    def result(self) -> Calibration:
+        """Return the calibration over all added items."""
+        if not self._inside:
+            raise DataError("no item to calibrate on; expected at least one with a stated spread.")
+        one, two = np.mean(self._inside, axis=0)
+        wrong, stated = np.sqrt(np.mean(self._squares, axis=0))
+        return Calibration(
+            inside_one=float(one),
+            inside_two=float(two),
+            correlation=float(np.nanmean(self._ranks)) if np.isfinite(self._ranks).any() else float("nan"),
+            ratio=float(wrong / stated) if stated > 0 else float("inf"),
+            items=self.items,
+        )
 
 
 def _rank_correlation(a: np.ndarray, b: np.ndarray) -> float:

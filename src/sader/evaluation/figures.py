@@ -1,21 +1,112 @@
-"""The trade-off figure: quality against parameters (and cost as the size of the mark), with the Pareto front.
+"""The two figures of a comparison: qualitative examples, and quality against parameters and cost.
 
-The paper's efficiency figure. Drawn with Pillow, imported where it is drawn (training
-machines may lack it); every point is also in the JSON of the report.
+The qualitative figure shows for each example its dates, the result of every method, the target and the errors. The
+trade-off figure marks the Pareto front. Both are drawn with Pillow, imported inside the functions: training machines
+may lack it.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
+import numpy as np
+
+from sader.data.items import Item
 from sader.errors import DataError
 
 if TYPE_CHECKING:
     from PIL import Image, ImageDraw
+
+    from sader.figures.picture import Panel
+
+LARGEST = 512
+"""Edge of an example in pixels; larger ones are cropped, since the figure would shrink them anyway."""
+
+
+@dataclass(frozen=True)
+class Example:
+    """One item of the qualitative figure; arrays are cropped to `LARGEST` pixels."""
+
+    name: str
+    bands: tuple[str, ...]
+    cloudy: np.ndarray
+    """(T, C, H, W), NaN where not observed."""
+    target: np.ndarray
+    """(C, H, W), NaN where the truth is not known."""
+    reference: int | None
+
+
+def choose_examples(items: Sequence[Item], count: int) -> list[int]:
+    """Return the indexes of `count` items spread over the whole list, the same for every method and machine."""
+    if count <= 0 or not items:
+        return []
+    total = len(items)
+    return sorted({round((k + 0.5) * total / min(count, total) - 0.5) for k in range(min(count, total))})
+
+
+def example_of(item: Item) -> Example:
+    """Return the item as an example of the figure."""
+    known = item.scored | item.kept
+    return Example(
+        name=item.name,
+        bands=item.bands,
+        cloudy=cropped(np.where(item.valid[:, None], item.cloudy, np.nan)),
+        target=cropped(np.where(known, item.clear, np.nan)),
+        reference=item.reference,
+    )
+
+
+def cropped(image: np.ndarray) -> np.ndarray:
+    """Return the corner of at most `LARGEST` pixels of (..., H, W) as float16."""
+    return np.ascontiguousarray(image[..., :LARGEST, :LARGEST].astype(np.float16))
+
+
+def draw_gallery(
+    examples: Sequence[Example],
+    predictions: Mapping[str, Sequence[np.ndarray]],
+    *,
+    title: str,
+    scores: Mapping[tuple[str, str], float] | None = None,
+    panel_width: int = 176,
+    full_scale: float = 0.05,
+) -> Image.Image:
+    """Return the figure: for each example a row of dates and target, a row of results, and a row of their errors.
+
+    predictions: method -> its images (C, H, W), one per example; scores: (item, method) -> PSNR for the captions.
+    """
+    from sader.figures.picture import Panel, compose, error_picture, stretch_limits, true_colour
+
+    rows: list[list[Panel]] = []
+    for number, example in enumerate(examples):
+        bands, target = example.bands, example.target.astype(np.float32)
+        limits = stretch_limits([target], bands=bands)
+
+        def shown(image: np.ndarray, bands: Sequence[str] = bands, limits: tuple[float, float] = limits) -> np.ndarray:
+            return true_colour(image.astype(np.float32), bands=bands, limits=limits)
+
+        dates = [
+            Panel(shown(image), f"date {date + 1}", marked=date == example.reference)
+            for date, image in enumerate(example.cloudy)
+        ]
+        rows.append([*dates, Panel(shown(target), f"target ({example.name})")])
+        results, errors = [], []
+        for method, images in predictions.items():
+            value = (scores or {}).get((example.name, method))
+            caption = method if value is None else f"{method} {value:.2f}"
+            results.append(Panel(shown(images[number]), caption))
+            error = error_picture(images[number].astype(np.float32), target, bands=bands, full_scale=full_scale)
+            errors.append(Panel(error, f"error of {method}"))
+        # Long lists of methods are wrapped, with the results above their errors.
+        each = -(-len(results) // max(-(-len(results) // 10), 1))
+        for start in range(0, len(results), max(each, 1)):
+            rows += [results[start : start + each], errors[start : start + each]]
+    note = f"Errors: black 0, pale yellow {full_scale:g} reflectance; grey: no data. Numbers: PSNR in dB."
+    return compose(rows, title=title, note=note, panel_width=panel_width)
+
 
 FRONT = (118, 66, 168)
 _COLOURS = (
@@ -36,15 +127,15 @@ class Point:
     parameters: float
     """Millions; 0 for a method without any."""
     gmacs: float
-    """Of one whole sample (of one forward where published); the mark grows with its logarithm."""
+    """Of one whole image (of one forward where published); the size of the mark is its logarithm."""
     published: bool = False
-    """From the paper, not measured here: drawn hollow."""
+    """Taken from the paper and not measured: drawn hollow."""
 
 
 def pareto_front(points: Sequence[Point], *, cost: str = "parameters") -> list[Point]:
     """Return the points that no other beats in quality at the same or a lower cost, cheapest first.
 
-    cost: "parameters" or "gmacs". Of equal points the first stands.
+    cost: "parameters" or "gmacs". Of equal points the first is kept.
     """
     front: list[Point] = []
     for point in sorted(points, key=lambda p: (getattr(p, cost), -p.quality)):
@@ -99,7 +190,7 @@ def _plot(
     small = ImageFont.load_default(12)
     costs = [max(getattr(p, cost), 0.0) for p in points]
     positive = [c for c in costs if c > 0] or [1.0]
-    # Methods without a network stand at the left edge: a logarithm has no zero.
+    # Methods without a network are drawn at the left edge: the axis is logarithmic.
     low, high = math.log10(min(positive)) - 0.5, math.log10(max(positive)) + 0.2
     values = [p.quality for p in points]
     span = max(max(values) - min(values), 0.5)
@@ -125,7 +216,7 @@ def _plot(
     note = "left edge: none" + ("; hollow: of one forward, published" if hollow else "")
     draw.text((left, bottom - 16), f"{label} ({note})", fill=INK, font=small)
     draw.text((left + 4, top + 2), quality, fill=INK, font=small)
-    # Two fronts: what was measured here and what the paper prints were trained and counted in different ways.
+    # Two fronts: measured and published systems were trained and counted in different ways.
     for published, ink in ((True, _PALE), (False, FRONT)):
         group = [point for point in points if point.published == published]
         corners = [place(point) for point in pareto_front(group, cost=cost)]
@@ -141,7 +232,7 @@ def _plot(
 
 
 def _label_corners(marks: Sequence[tuple[float, float, float]]) -> list[tuple[float, float]]:
-    """Return the upper left corner of each mark's number: the nearest place beside it that is still free."""
+    """Return the upper left corner of each mark's number: the nearest position that overlaps nothing."""
     wide, high = 15, 14
     taken = [(x - r, y - r, x + r, y + r) for x, y, r in marks]
     corners = []
@@ -159,7 +250,7 @@ def _label_corners(marks: Sequence[tuple[float, float, float]]) -> list[tuple[fl
                 for a, b, c, d in taken
             )
 
-        best = min(around, key=overlap)  # the first of the freest: positions are in order of nearness
+        best = min(around, key=overlap)  # the first of the least covered: positions are in order of distance
         corners.append(best)
         taken.append((best[0], best[1], best[0] + wide, best[1] + high))
     return corners

@@ -1,6 +1,6 @@
-"""What can be scored: the classical methods with true or estimated masks, flat-colour controls, and any `CloudRemover`.
+"""What can be scored: classical methods with true or estimated masks, flat-colour controls, and any `CloudRemover`.
 
-LESSONS 1, 10 and 13: the same method is listed once for each mask it is given, since the mask decides dB.
+A method appears once for each kind of mask it is given: masks change PSNR by several dB.
 """
 
 from __future__ import annotations
@@ -18,7 +18,9 @@ from sader.evaluation.scoring import Method
 from sader.inference.remover import CloudRemover, Removal, RemoverOptions
 
 MASKS = ("true", "reference", "own")
-"""true: every date's; reference: that of the reference date alone; own: none, the method finds the clouds itself."""
+"""true: every date's; reference: that of the reference date alone; own: none, the method estimates its own."""
+CONTROL = "flat_colour_of_truth"
+"""A control that is given the truth."""
 STANDARD = (
     "ridge_blend", "local_ridge_blend", "matched_mosaic", "masked_median", "mosaic", "least_cloudy", "median",
     "flat_colour",
@@ -27,7 +29,7 @@ STANDARD = (
 
 
 def given_masks(item: Item, mask: str) -> list[np.ndarray | None]:
-    """Return for each date its mask, or None where the method has to find the clouds itself."""
+    """Return for each date its mask, or None where the method estimates it."""
     if mask not in MASKS:
         raise ConfigError(f"unknown mask {mask!r}{did_you_mean(mask, MASKS)}")
     return [
@@ -61,7 +63,7 @@ class ClassicalMethod:
 
 
 def flat_colour_of_truth(item: Item) -> np.ndarray:
-    """Return the mean colour of the scored truth: what a score owes to the mean colour alone. It sees the truth."""
+    """Return the mean colour of the scored truth: the score of the mean colour alone. A control, given the truth."""
     return flat_truth(item.clear, pixels=item.scored)
 
 
@@ -89,7 +91,7 @@ class RemoverMethod:
         return self.predict(item).clear
 
     def _aux(self, item: Item) -> np.ndarray | None:
-        """Return the auxiliary bands the model wants (T, A, H, W); None where it wants none or the item lacks one."""
+        """Return the auxiliary bands of the model (T, A, H, W); None where it has none or the item lacks one."""
         if item.aux is None:
             return None
         wanted = self.remover.config.network.aux_bands
@@ -118,7 +120,7 @@ class RemoverMethod:
         count = len(item.bands)
         if len(bands) == count:
             return result
-        return replace(  # what is scored comes first
+        return replace(  # the scored bands come first
             result, clear=result.clear[:count], spread=None if result.spread is None else result.spread[:count]
         )
 
@@ -138,8 +140,8 @@ def classical_methods(mask: str = "true", names: Sequence[str] = STANDARD) -> di
 
 
 def controls() -> dict[str, Method]:
-    """Return the control that looks at the truth; the honest one, flat_colour, is among the classical methods."""
-    return {"flat_colour_of_truth": flat_colour_of_truth}
+    """Return the control that is given the truth; flat_colour, without the truth, is a classical method."""
+    return {CONTROL: flat_colour_of_truth}
 
 
 def make_method(
@@ -148,12 +150,7 @@ def make_method(
     """Return the method called `name`: a classical one, shipped weights or a checkpoint file."""
     if name in CLASSICAL:
         return ClassicalMethod(name, mask)
-    if name == "flat_colour_of_truth":
+    if name == CONTROL:
         return flat_colour_of_truth
     remover = CloudRemover.from_pretrained(name, options=RemoverOptions(guide=guide))
     return RemoverMethod(remover, mask=mask, steps=steps, samples=samples)
-
-
-def with_mask(method: Method, mask: str) -> Method:
-    """Return the method given other masks; a control knows no mask and stays as it is."""
-    return replace(method, mask=mask) if isinstance(method, ClassicalMethod | RemoverMethod) else method

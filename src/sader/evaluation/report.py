@@ -1,52 +1,298 @@
-"""Files of an evaluation: Markdown table, JSON, one CSV row per item and method, pictures of best and worst cases."""
+"""The report of an evaluation: Markdown tables, JSON, one CSV row per item and method, figures and pictures."""
 
 from __future__ import annotations
 
 import csv
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from sader.data.items import Item
+from sader.data.public.registry import DatasetItems
 from sader.errors import OutputError
-from sader.evaluation.scoring import LOWER_IS_BETTER, Method, Row
-from sader.evaluation.summary import Summary, markdown
+from sader.evaluation.figures import Point, draw_gallery, draw_pareto, pareto_front
+from sader.evaluation.methods import CONTROL, RemoverMethod
+from sader.evaluation.results import Results
+from sader.evaluation.scoring import LOWER_IS_BETTER, REGION_METRICS, REGIONS, Method, Row
+from sader.evaluation.statistics import Comparison, Interval, Summary, plain
+
+CASE = "T = 3, 256x256"
+COST_HEADING = ("parameters M", "GMAC per forward", "GMAC per sample", "evaluations", "s / megapixel", "peak MiB")
+HEADINGS = {
+    "psnr": "PSNR dB", "psnr_unbiased": "PSNR, bias removed", "ssim": "SSIM", "sam": "SAM °", "rmse": "RMSE",
+    "mae": "MAE",
+    "lpips": "LPIPS", "sharpness": "sharpness", "unchanged": "clear pixels unchanged", "clear_mae": "their change",
+    "seconds": "s / item", "mtc_psnr": "PSNR dB, mtc_stretch", "mtc_ssim": "SSIM, mtc_stretch",
+    "mtc_lpips": "LPIPS, mtc_stretch", "seconds_per_megapixel": "s / megapixel",
+}  # fmt: skip
+_BY_REGION = tuple(f"{name}_{region}" for region in REGIONS for name in REGION_METRICS)
+_ONLY_IN_FILES = ("rmse", "mae", "clear_mae", "seconds", "seconds_per_megapixel", "mtc_rmse", "mtc_mae", *_BY_REGION)
+"""In the JSON and the CSV, not in the Markdown tables."""
+_DIGITS = {
+    "mtc_psnr": 3,
+    "psnr": 2,
+    "psnr_unbiased": 2,
+    "sam": 2,
+    "sharpness": 2,
+    "rmse": 4,
+    "mae": 4,
+    "clear_mae": 5,
+    "seconds": 2,
+    "seconds_per_megapixel": 2,
+    "mtc_rmse": 4,
+    "mtc_mae": 4,
+}
+
+
+def markdown(
+    results: Results,
+    summary: Summary,
+    comparisons: Sequence[Comparison] = (),
+    *,
+    title: str = "",
+    metric: str = "psnr",
+) -> str:
+    """Return the tables: means with intervals, regions, places, differences to the best classical method.
+
+    A comparison adds the paired tests of `metric` and the costs.
+    """
+    if not summary.methods:
+        return "no item was scored\n"
+    known = list(summary.methods[0].overall)
+    shown = [name for name in known if name not in _ONLY_IN_FILES]
+    lines = [f"## {title}", ""] if title else []
+    lines += [counted(summary), ""]
+    lines += table_lines(
+        ["method", *(HEADINGS.get(name, name) for name in shown)],
+        [[m.method, *(score_cell(m.overall[name], name) for name in shown)] for m in summary.methods],
+    )
+    lines += region_table(summary)
+    lines += _place_table(summary)
+    if summary.best_classical is not None and len(summary.methods) > 1:
+        lines += ["", f"Difference to {summary.best_classical}, paired by item [95 % interval]:", ""]
+        compared = [name for name in shown if name != "unchanged"]
+        lines += table_lines(
+            ["method", *(HEADINGS.get(name, name) for name in compared)],
+            [
+                [m.method, *(score_cell(m.against[name], name, sign=True) for name in compared)]
+                for m in summary.methods
+                if m.against
+            ],
+        )
+    lines += difference_lines(comparisons, metric)
+    lines += cost_lines(results)
+    return "\n".join(lines) + "\n"
+
+
+def _place_table(summary: Summary) -> list[str]:
+    places = list(dict.fromkeys(group for m in summary.methods for group in m.groups))
+    if "psnr" not in summary.methods[0].overall or not places:
+        return []
+    rows = [
+        [
+            m.method,
+            *(_number(m.groups.get(place, {}).get("psnr", float("nan")), "psnr") for place in places),
+            _number(m.over_groups["psnr"], "psnr"),
+        ]
+        for m in summary.methods
+    ]
+    lines = table_lines(["method", *places, "mean over places"], rows)
+    return ["", "PSNR by place, and the mean over places:", "", *lines]
+
+
+def counted(summary: Summary) -> str:
+    """Return the sentence with the number of items and places."""
+    items = "1 item" if summary.items == 1 else f"{summary.items} items"
+    places = "1 place" if summary.groups == 1 else f"{summary.groups} places"
+    if summary.items == 1:
+        return f"{items} in {places}: too few for intervals, and for any conclusion."
+    return f"{items} in {places}; mean over items [95 % bootstrap interval]."
+
+
+def print_summary(summary: Summary, *, title: str) -> None:
+    """Print the main metrics as one table for a terminal; the files of --out hold all of them."""
+    from rich.console import Console
+    from rich.table import Table
+
+    console = Console()
+    console.print(f"{title}: {counted(summary)}", highlight=False)
+    if not summary.methods:
+        return
+    known = summary.methods[0].overall
+    shown = [name for name in ("psnr", "ssim", "sam", "lpips", "sharpness") if name in known]
+    table = Table()
+    table.add_column("method", overflow="fold")
+    for name in shown:
+        table.add_column(HEADINGS[name], justify="right", no_wrap=True)
+    best = summary.best_classical
+    if best is not None:
+        table.add_column(f"PSNR dB against {best}", justify="right")
+    for method in summary.methods:
+        cells = [_number(method.overall[name].mean, name) for name in shown]
+        if best is not None:
+            cells.append(score_cell(method.against["psnr"], "psnr", sign=True) if "psnr" in method.against else "")
+        table.add_row(method.method, *cells)
+    console.print(table, highlight=False)
+
+
+def region_table(summary: Summary) -> list[str]:
+    """Return the lines of the table of cloudy and clear regions; none where the rows lack region scores."""
+    shown = [f"{name}_{region}" for region in REGIONS for name in ("psnr", "ssim", "mae")]
+    if not summary.methods or not set(shown) <= set(summary.methods[0].overall):
+        return []
+    about = "cloudy: hidden in the date to clean, or in any date where no date is to be cleaned; clear: not hidden."
+    heading = ["method", *(f"{region} {HEADINGS[name]}" for region in REGIONS for name in ("psnr", "ssim", "mae"))]
+    rows = [
+        [m.method, *(score_cell(m.overall[name], name.rpartition("_")[0]) for name in shown)] for m in summary.methods
+    ]
+    return ["", f"By region ({about})", "", *table_lines(heading, rows)]
+
+
+def difference_lines(comparisons: Sequence[Comparison], metric: str) -> list[str]:
+    """Return the lines of the table of paired differences of one metric."""
+    mine = [each for each in comparisons if each.metric == metric]
+    if not mine:
+        return []
+    head = f"{HEADINGS.get(metric, metric)} against {mine[0].against}, paired by item"
+    about = "p: Wilcoxon signed rank, sign flips over items, sign flips over places; Holm corrects the first"
+    rows = [
+        [
+            each.method, score_cell(each.difference, metric, sign=True), f"{each.wins:.0%}", _p(each.p_wilcoxon),
+            _p(each.p_permutation), _p(each.p_places), _p(each.p_holm), each.verdict,
+        ]
+        for each in mine
+    ]  # fmt: skip
+    heading = [
+        "method", "difference", "items won", "p Wilcoxon", "p items", f"p places ({mine[0].places})", "p Holm", "so",
+    ]  # fmt: skip
+    return ["", f"{head} ({about}):", "", *table_lines(heading, rows)]
+
+
+def cost_lines(results: Results) -> list[str]:
+    """Return the lines of the table of costs; none where costs were not counted."""
+    if not results.costs:
+        return []
+    about = f"Cost (GMAC: 10^9 multiply-accumulates, {CASE}; memory: growth during the first image):"
+    lines = table_lines(["method", *COST_HEADING], [[name, *cost_cells(results, name)] for name in results.methods])
+    return ["", about, "", *lines]
+
+
+def cost_cells(results: Results, method: str) -> list[str]:
+    """Return parameters, GMACs per forward and per sample, evaluations, seconds per megapixel and memory as text."""
+    cost = results.costs[method]
+    network = bool(cost.parameters)
+    return [
+        f"{cost.parameters / 1e6:.2f}" if network else "-",
+        _amount(cost.gmacs_forward if network else None),
+        _amount(cost.gmacs_sample if network else None),
+        str(cost.evaluations) if network else "-",
+        _amount(results.seconds_per_megapixel(method)),
+        _amount(cost.peak_memory_mb, 0),
+    ]
+
+
+def pareto_points(results: Results, summary: Summary, metric: str) -> list[Point]:
+    """Return the measured methods as points; without the control that is given the truth."""
+    return [
+        Point(
+            name=m.method,
+            quality=m.overall[metric].mean,
+            parameters=results.costs[m.method].parameters / 1e6,
+            gmacs=results.costs[m.method].gmacs_sample,
+        )
+        for m in summary.methods
+        if m.method in results.costs and m.method != CONTROL and metric in m.overall
+    ]
+
+
+def report_json(
+    results: Results,
+    summary: Summary,
+    comparisons: Sequence[Comparison] = (),
+    *,
+    metric: str = "psnr",
+    published: Sequence[Point] = (),
+) -> dict[str, Any]:
+    """Return everything but the single items as plain values."""
+    content: dict[str, Any] = {**results.facts, **summary.as_dict()}
+    if results.costs:
+        points = pareto_points(results, summary, metric)
+        content["costs"] = {
+            name: {**cost.as_dict(), "seconds_per_megapixel": results.seconds_per_megapixel(name)}
+            for name, cost in results.costs.items()
+        }
+        content["comparisons"] = [{**asdict(each), "verdict": each.verdict} for each in comparisons]
+        content["pareto"] = {
+            "points": [asdict(point) for point in (*points, *published)],
+            "front_parameters": [point.name for point in pareto_front(points)],
+            "front_gmacs": [point.name for point in pareto_front(points, cost="gmacs")],
+        }
+    return dict(plain(content))
 
 
 def write_report(
     folder: Path | str,
-    rows: Sequence[Row],
+    results: Results,
     summary: Summary,
+    comparisons: Sequence[Comparison] = (),
     *,
     title: str,
-    facts: Mapping[str, object] | None = None,
+    metric: str = "psnr",
+    text: str | None = None,
+    published: Sequence[Point] = (),
+    shown: Collection[str] | None = None,
 ) -> list[Path]:
-    """Write table.md, summary.json and items.csv into `folder` and return their paths.
+    """Write table.md, summary.json and items.csv, for a comparison also pareto.png and qualitative.png.
 
-    facts: what else belongs to the record, such as the command, the data and the cloud head's scores.
+    text: the content of table.md; None = `markdown`. published: points of the paper in the Pareto figure. shown:
+    methods in the figures; None = all.
     """
     folder = Path(folder)
+    table, summary_file, items = files = [folder / name for name in ("table.md", "summary.json", "items.csv")]
+    text = text or markdown(results, summary, comparisons, title=title, metric=metric)
+    content = {"title": title, **report_json(results, summary, comparisons, metric=metric, published=published)}
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        table = folder / "table.md"
-        table.write_text(markdown(summary, title=title), encoding="utf-8")
-        plain = folder / "summary.json"
-        content = {"title": title, **(facts or {}), **summary.as_dict()}
-        plain.write_text(json.dumps(content, indent=2, ensure_ascii=False), encoding="utf-8")
-        items = folder / "items.csv"
-        metrics = list(dict.fromkeys(name for row in rows for name in row.scores))
+        table.write_text(text, encoding="utf-8")
+        summary_file.write_text(json.dumps(content, indent=2, ensure_ascii=False), encoding="utf-8")
         with items.open("w", newline="", encoding="utf-8") as file:
-            writer = csv.writer(file)
-            writer.writerow(["item", "group", "task", "method", "dates", "cover", "pixels", *metrics])
-            for row in rows:
-                facts_of_row = [row.item, row.group, row.task, row.method, row.dates, f"{row.cover:.4f}", row.pixels]
-                writer.writerow([*facts_of_row, *(f"{row.scores.get(name, np.nan):.6g}" for name in metrics)])
+            csv.writer(file).writerows(_item_lines(results.rows))
     except OSError as error:
         reason = error.strerror or error
         raise OutputError(f"cannot write the report to {folder}: {reason}. Choose another --out.") from error
-    return [table, plain, items]
+    try:
+        from sader.figures.picture import save_png
+    except ImportError:  # a training machine may lack Pillow; --report-only draws the figures elsewhere
+        return files
+    points = [p for p in pareto_points(results, summary, metric) if shown is None or p.name in shown]
+    points += published
+    if results.costs and any(np.isfinite(point.quality) for point in points):
+        label = HEADINGS.get(metric, metric)
+        figure = draw_pareto(points, title=f"{title}: {label} against parameters and cost", quality=label)
+        files.append(save_png(figure, folder / "pareto.png"))
+    if results.examples:
+        scores = {(row.item, row.method): row.scores["psnr"] for row in results.rows}
+        pictures = {
+            name: images
+            for name, images in results.predictions.items()
+            if name != CONTROL and (shown is None or name in shown)
+        }
+        figure = draw_gallery(results.examples, pictures, title=title, scores=scores)
+        files.append(save_png(figure, folder / "qualitative.png"))
+    return files
+
+
+def _item_lines(rows: Sequence[Row]) -> list[list[object]]:
+    metrics = list(dict.fromkeys(name for row in rows for name in row.scores))
+    lines: list[list[object]] = [["item", "group", "task", "method", "dates", "cover", "pixels", *metrics]]
+    for row in rows:
+        about = [row.item, row.group, row.task, row.method, row.dates, f"{row.cover:.4f}", row.pixels]
+        lines.append([*about, *(f"{row.scores.get(name, np.nan):.6g}" for name in metrics)])
+    return lines
 
 
 def extreme_items(rows: Sequence[Row], method: str, *, metric: str = "psnr", count: int = 2) -> dict[str, list[str]]:
@@ -75,13 +321,12 @@ def write_panels(
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise OutputError(f"cannot make {folder}: {error.strerror or error}. Choose another --out.") from error
+        raise OutputError(f"cannot create {folder}: {error.strerror or error}. Choose another --out.") from error
     extremes = extreme_items(rows, shown, count=count)
     wanted = [name for names in extremes.values() for name in names]
-    # A public dataset reads its items from disk: take those few, not all.
-    named = getattr(items, "named", None)
-    found = named(wanted) if named else [item for item in items if item.name in wanted]
-    by_name = {item.name: item for item in found}
+    # Items of a public dataset are read from disk: read those few only.
+    chosen = items.named(wanted) if isinstance(items, DatasetItems) else items
+    by_name = {item.name: item for item in chosen}
     values = {(row.item, row.method): row.scores for row in rows}
     paths = []
     for kind, names in extremes.items():
@@ -111,9 +356,40 @@ def write_panels(
 
 
 def _with_spread(method: Method, item: Item) -> tuple[np.ndarray, np.ndarray | None]:
-    """Return the image of a method and, where it states one, the error it expects."""
-    predict = getattr(method, "predict", None)
-    if predict is None:
+    """Return the image of a method and, where it states one, its expected error."""
+    if not isinstance(method, RemoverMethod):
         return method(item), None
-    removal = predict(item)
+    removal = method.predict(item)
     return removal.clear, removal.spread
+
+
+def table_lines(heading: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
+    """Return the lines of a Markdown table."""
+    lines = ["| " + " | ".join(heading) + " |", "|" + "---|" * len(heading)]
+    return lines + ["| " + " | ".join(row) + " |" for row in rows]
+
+
+def _number(value: float, metric: str, *, sign: bool = False) -> str:
+    if not np.isfinite(value):
+        return "-"
+    return f"{value:{'+' if sign else ''}.{_DIGITS.get(metric, 3)}f}"
+
+
+def score_cell(interval: Interval, metric: str, *, sign: bool = False) -> str:
+    """Return "mean [low, high]" with the digits of the metric, or "-"; one item has no interval."""
+    if not np.isfinite(interval.mean):
+        return "-"
+    if interval.count == 1:
+        return _number(interval.mean, metric, sign=sign)
+    mean, low, high = (_number(value, metric, sign=sign) for value in (interval.mean, interval.low, interval.high))
+    return f"{mean} [{low}, {high}]"
+
+
+def _p(value: float) -> str:
+    if not np.isfinite(value):
+        return "-"
+    return "< 0.001" if value < 0.001 else f"{value:.3f}"
+
+
+def _amount(value: float | None, digits: int = 2) -> str:
+    return "-" if value is None or not np.isfinite(value) else f"{value:.{digits}f}"

@@ -1,6 +1,6 @@
-"""Scores of many methods on the same items, on the scored pixels only, with the controls that keep them honest.
+"""Scores of several methods on the same items, on the scored pixels only.
 
-METHOD 8, LESSONS 1 and 2. A method is any callable from an `Item` to an image; nothing here knows a network.
+A method is any callable from an `Item` to an image.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ Progress = Callable[[int, str], None]
 
 DEFAULT_METRICS = ("psnr", "psnr_unbiased", "ssim", "sam", "rmse", "mae", "sharpness")
 PUBLISHED_METRICS = ("psnr", "ssim", "rmse", "mae", "lpips")
-"""What the published Sen2_MTC tables give, under `mtc_stretch`."""
+"""Metrics of the published Sen2_MTC tables, under `mtc_stretch`."""
 REGIONS = ("cloudy", "clear")
-"""Parts of an image that are scored on their own; see `regions`."""
+"""Parts of an image that are scored separately; see `regions`."""
 REGION_METRICS = ("psnr", "ssim", "sam", "rmse", "mae")
 LEAST_REGION = 64
 """A region of fewer pixels gets no score (NaN)."""
@@ -110,8 +110,8 @@ def score(
 ) -> dict[str, float]:
     """Return metric -> value of `image` (C, H, W) on the item's scored pixels.
 
-    Outside of them the image is replaced by the truth first: the windows of SSIM and LPIPS reach over the edge, and
-    what lies there is no question of this item. LPIPS sees red, green, blue with the target's 99 % quantile at white.
+    Outside the scored pixels the image is first replaced by the truth, because the windows of SSIM and LPIPS extend
+    beyond them. LPIPS gets red, green and blue scaled so that the target's 99 % quantile is white.
     """
     if image.shape != item.clear.shape:
         raise ShapeError(f"{method} returned {image.shape} for {item.name}; expected (C, H, W) = {item.clear.shape}.")
@@ -123,7 +123,7 @@ def score(
     target = torch.from_numpy(item.clear)[None]
     mask = torch.from_numpy(item.scored)[None]
     plain = [name for name in metrics if name != "lpips"]
-    # With the bands of a pixel side by side, SSIM and the spectral angle take a third and a tenth of the time.
+    # In channels-last memory SSIM takes a third and the spectral angle a tenth of the time.
     pair = (x.contiguous(memory_format=torch.channels_last) for x in (prediction, target))
     values = evaluate(*pair, metrics=plain, mask=mask) if plain else {}
     scores = {name: float(value) for name, value in values.items()}
@@ -133,10 +133,10 @@ def score(
 
 
 def regions(item: Item) -> dict[str, np.ndarray]:
-    """Return where the image is cloudy and where clear, bool (H, W) each; together no more than what has a truth.
+    """Return the cloudy and the clear pixels, bool (H, W) each, among those with a known truth.
 
-    With a date to clean: what it hides of the scored pixels, and its own clear pixels (which should come out as they
-    are). Without one: pixels that some date hides, and pixels that every date shows.
+    With a date to clean: scored pixels hidden in it, and its own clear pixels, which should stay unchanged. Without
+    one: scored pixels hidden in any date, and pixels clear in every date.
     """
     if item.reference is not None:
         return {"cloudy": item.scored & item.cloud_mask[item.reference], "clear": item.kept}
@@ -145,7 +145,7 @@ def regions(item: Item) -> dict[str, np.ndarray]:
 
 
 def region_scores(item: Item, image: np.ndarray, overall: Mapping[str, float]) -> dict[str, float]:
-    """Return psnr_cloudy, ..., mae_clear of `image` (C, H, W); `overall` saves work where a region is all there is."""
+    """Return psnr_cloudy, ..., mae_clear of `image` (C, H, W); `overall`: the scores of all scored pixels."""
     scores: dict[str, float] = {}
     for region, pixels in regions(item).items():
         if pixels.sum() < LEAST_REGION or not np.isfinite(image[:, pixels]).all():
@@ -161,7 +161,7 @@ def region_scores(item: Item, image: np.ndarray, overall: Mapping[str, float]) -
 def stretched_scores(item: Item, image: np.ndarray, *, lpips: bool = False) -> dict[str, float]:
     """Return mtc_psnr, mtc_ssim, mtc_rmse, mtc_mae, mtc_lpips: protocol `mtc_stretch` on the whole image, as published.
 
-    Pixels no method can know (not finite) count as black; the stretch cuts the image to [0, 1] itself.
+    Pixels without a value (NaN) count as black; the stretch clips the image to [0, 1].
     """
     wanted = [name for name in PUBLISHED_METRICS if name != "lpips" or lpips]
     if min(item.scored.shape) < SMALLEST_SIDE and lpips:
@@ -174,7 +174,7 @@ def stretched_scores(item: Item, image: np.ndarray, *, lpips: bool = False) -> d
 
 
 def _lpips(item: Item, prediction: torch.Tensor, target: torch.Tensor, mask: torch.Tensor) -> float:
-    """Return LPIPS of the pictures a person would look at: raw reflectance is nearly black, and LPIPS blind there."""
+    """Return LPIPS of stretched pictures: raw reflectance is nearly black, where LPIPS is insensitive."""
     if min(item.scored.shape) < SMALLEST_SIDE:
         return float("nan")
     colours = list(rgb_indices(item.bands))
@@ -186,7 +186,7 @@ def _lpips(item: Item, prediction: torch.Tensor, target: torch.Tensor, mask: tor
 
 
 def _kept_scores(item: Item, image: np.ndarray) -> dict[str, float]:
-    """Return what became of the clear pixels of the reference date, which every method should leave alone."""
+    """Return the change of the clear pixels of the reference date, which every method should keep."""
     kept = item.kept
     if item.reference is None or not kept.any():
         return {"unchanged": float("nan"), "clear_mae": float("nan")}

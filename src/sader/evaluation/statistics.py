@@ -1,7 +1,8 @@
-"""Is one method better than another, or was it luck? Paired tests over items, corrected for how many were made.
+"""Means, intervals, paired differences and paired tests of scored rows.
 
-Own implementations (numpy only): the Wilcoxon signed-rank test, a sign-flip permutation test over items and over places
-(items of one place are not independent, and places are few), a paired bootstrap, and Holm's correction.
+Intervals are seeded bootstraps over items. Tests, in NumPy alone: the Wilcoxon signed-rank test, a sign-flip
+permutation test over items and over places (items of one place are not independent, and places are few), and Holm's
+correction for the number of comparisons.
 """
 
 from __future__ import annotations
@@ -9,18 +10,122 @@ from __future__ import annotations
 import math
 import zlib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from itertools import product
+from typing import Any
 
 import numpy as np
 
 from sader.errors import ConfigError, did_you_mean
 from sader.evaluation.scoring import LOWER_IS_BETTER, Row
-from sader.evaluation.summary import Interval, bootstrap
 
+BOOTSTRAP_DRAWS = 2000
+PERMUTATION_DRAWS = 10_000
 EXACT = 12
-"""Up to so many differences all sign patterns are gone through; beyond that they are drawn."""
-DRAWS = 10_000
+"""Largest number of differences for which all sign patterns are enumerated; beyond that they are drawn."""
+
+
+@dataclass(frozen=True)
+class Interval:
+    """A mean over items with its 95 % bootstrap interval; NaN without any value."""
+
+    mean: float
+    low: float
+    high: float
+    count: int
+
+
+@dataclass(frozen=True)
+class MethodSummary:
+    """One method over all items."""
+
+    method: str
+    overall: dict[str, Interval]
+    """Metric -> mean over items."""
+    groups: dict[str, dict[str, float]]
+    """Place -> metric -> mean over its items."""
+    over_groups: dict[str, float]
+    """Metric -> mean of the places' means, independent of the number of items of each place."""
+    against: dict[str, Interval]
+    """Metric -> this method minus the best classical one, paired by item; empty for that one itself."""
+
+
+@dataclass(frozen=True)
+class Summary:
+    """All methods, and which classical one they are compared with."""
+
+    methods: list[MethodSummary]
+    best_classical: str | None
+    items: int
+    groups: int
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the summary as plain JSON values; NaN becomes None."""
+        return plain(asdict(self))
+
+
+def bootstrap(values: Sequence[float] | np.ndarray, *, seed: int = 0, draws: int = BOOTSTRAP_DRAWS) -> Interval:
+    """Return the mean of the finite values and its 95 % percentile interval; the same for the same seed."""
+    finite = np.asarray(values, np.float64)
+    finite = finite[np.isfinite(finite)]
+    if len(finite) == 0:
+        return Interval(float("nan"), float("nan"), float("nan"), 0)
+    picks = np.random.default_rng(seed).integers(0, len(finite), (draws, len(finite)))
+    low, high = np.percentile(finite[picks].mean(1), [2.5, 97.5])
+    return Interval(float(finite.mean()), float(low), float(high), len(finite))
+
+
+def summarise(
+    rows: Sequence[Row], *, classical: Sequence[str] | None = None, metric: str = "psnr", seed: int = 0
+) -> Summary:
+    """Return the summary of `rows`, methods in their order.
+
+    classical: the methods among which the best by the mean of `metric` is the one the others are compared with; None:
+    those of `sader.baselines.classical.CLASSICAL`, flat colour left out.
+    """
+    by_method: dict[str, dict[str, Row]] = {}
+    for row in rows:
+        by_method.setdefault(row.method, {})[row.item] = row
+    if classical is None:
+        from sader.baselines.classical import CLASSICAL
+
+        classical = [name for name in by_method if name in CLASSICAL and not name.startswith("flat")]
+    candidates = [name for name in classical if name in by_method]
+    sign = -1 if metric in LOWER_IS_BETTER else 1
+
+    def average(name: str) -> float:
+        return float(np.mean([row.scores[metric] for row in by_method[name].values()]))
+
+    best = max(candidates, key=lambda name: sign * average(name)) if candidates else None
+    methods = []
+    for name, mine in by_method.items():
+        metrics = list(next(iter(mine.values())).scores)
+        groups = {
+            group: {each: _mean([row.scores[each] for row in mine.values() if row.group == group]) for each in metrics}
+            for group in dict.fromkeys(row.group for row in mine.values())
+        }
+        against = {}
+        if best is not None and name != best:
+            theirs = by_method[best]
+            for each in metrics:
+                differences = [
+                    row.scores[each] - theirs[item].scores[each] for item, row in mine.items() if item in theirs
+                ]
+                against[each] = bootstrap(differences, seed=_seed(seed, each))
+        methods.append(
+            MethodSummary(
+                method=name,
+                overall={
+                    each: bootstrap([row.scores[each] for row in mine.values()], seed=_seed(seed, each))
+                    for each in metrics
+                },
+                groups=groups,
+                over_groups={each: _mean([values[each] for values in groups.values()]) for each in metrics},
+                against=against,
+            )
+        )
+    items = {row.item for row in rows}
+    return Summary(methods, best, len(items), len({row.group for row in rows}))
 
 
 @dataclass(frozen=True)
@@ -37,10 +142,10 @@ class Comparison:
     p_wilcoxon: float
     p_permutation: float
     p_places: float
-    """The permutation test with the mean difference of each place as one value: slow to call anything significant."""
+    """The permutation test on the mean difference of each place; with few places it is seldom significant."""
     places: int
     p_holm: float
-    """`p_wilcoxon`, corrected for all comparisons made together."""
+    """`p_wilcoxon`, corrected for all comparisons of the metric."""
 
     @property
     def verdict(self) -> str:
@@ -54,8 +159,8 @@ class Comparison:
 def wilcoxon(differences: Sequence[float] | np.ndarray) -> float:
     """Return the two-sided p of the signed-rank test; 1 where all differences are zero, NaN without any.
 
-    Zeros are dropped. Up to `EXACT` differences the distribution is enumerated with the ranks at hand (ties share their
-    mean rank); beyond that the normal approximation with tie and continuity correction is used.
+    Zeros are dropped. Up to `EXACT` differences the distribution is enumerated (ties share their mean rank); beyond
+    that the normal approximation with tie and continuity correction is used.
     """
     values = _finite(differences)
     if len(values) == 0:
@@ -75,10 +180,10 @@ def wilcoxon(differences: Sequence[float] | np.ndarray) -> float:
     return math.erfc(z / math.sqrt(2))
 
 
-def permutation(differences: Sequence[float] | np.ndarray, *, seed: int = 0, draws: int = DRAWS) -> float:
-    """Return the two-sided p that a mean as far from zero comes about when signs are random; NaN without differences.
+def permutation(differences: Sequence[float] | np.ndarray, *, seed: int = 0, draws: int = PERMUTATION_DRAWS) -> float:
+    """Return the two-sided p of the mean under random signs; NaN without differences.
 
-    Exact up to `EXACT` values; beyond that from `draws` seeded draws, the observed signs counted among them.
+    Exact up to `EXACT` values; beyond that from `draws` seeded draws, the observed signs included.
     """
     values = _finite(differences)
     if len(values) == 0:
@@ -93,7 +198,7 @@ def permutation(differences: Sequence[float] | np.ndarray, *, seed: int = 0, dra
 
 
 def holm(values: Sequence[float]) -> list[float]:
-    """Return the p values corrected by Holm's step-down rule, in their order; NaN stays and is not counted."""
+    """Return the p values corrected by Holm's step-down rule, in their order; NaN stays NaN and is not counted."""
     p = np.asarray(values, np.float64)
     corrected = np.full(len(p), np.nan)
     order = [int(k) for k in np.argsort(p) if np.isfinite(p[k])]
@@ -124,9 +229,9 @@ def compare_rows(
     )
     result: list[Comparison] = []
     for metric in metrics:
-        made = [_compare(by_method, pair, metric, seed) for pair in pairs]
-        corrected = holm([each.p_wilcoxon for each in made])
-        result += [replace(each, p_holm=p) for each, p in zip(made, corrected, strict=True)]
+        found = [_compare(by_method, pair, metric, seed) for pair in pairs]
+        corrected = holm([each.p_wilcoxon for each in found])
+        result += [replace(each, p_holm=p) for each, p in zip(found, corrected, strict=True)]
     return result
 
 
@@ -156,6 +261,15 @@ def _compare(by_method: Mapping[str, Mapping[str, Row]], pair: tuple[str, str], 
     )
 
 
+def _seed(seed: int, metric: str) -> int:
+    return zlib.crc32(f"{seed}/{metric}".encode())
+
+
+def _mean(values: Sequence[float]) -> float:
+    finite = [value for value in values if np.isfinite(value)]
+    return float(np.mean(finite)) if finite else float("nan")
+
+
 def _finite(values: Sequence[float] | np.ndarray) -> np.ndarray:
     array = np.asarray(values, np.float64)
     return array[np.isfinite(array)]
@@ -171,3 +285,14 @@ def _ranks(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     _, inverse, counts = np.unique(values, return_inverse=True, return_counts=True)
     last = np.cumsum(counts)
     return (last - (counts - 1) / 2)[inverse], counts.astype(np.float64)
+
+
+def plain(value: Any) -> Any:
+    """Return nested values for JSON: lists for tuples, None for NaN and infinity."""
+    if isinstance(value, dict):
+        return {key: plain(inner) for key, inner in value.items()}
+    if isinstance(value, list | tuple):
+        return [plain(inner) for inner in value]
+    if isinstance(value, float) and not np.isfinite(value):
+        return None
+    return value

@@ -1,7 +1,7 @@
-"""A page to send to a colleague: pictures, masks, histograms and tables in one HTML file that asks nobody for anything.
+"""A self-contained HTML page: pictures, masks, histograms and tables, without external resources.
 
-Pictures are embedded as PNG, curves are SVG, the only script moves the slider of a comparison; a content policy forbids
-every address outside the file. It lays out what it is given: `sader.geo.scene.report` gathers it from a scene.
+Pictures are embedded as PNG and curves as SVG; the only script moves the slider of a comparison, and a content policy
+forbids every address outside the file. `sader.geo.scene.report` collects the content of a scene.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from PIL import Image
 
 HIDDEN_COLOUR = (230, 97, 1, 150)
-"""Cloud and shadow over a picture: orange, see-through; seen by colour-blind eyes as well."""
+"""Cloud and shadow over a picture: translucent orange, distinguishable with colour blindness."""
 CURVES = ("#0b6e99", "#d64824", "#6a4c93")
 BINS = 64
 
@@ -39,22 +39,22 @@ class Figure:
     """(H, W, 3)"""
     caption: str
     hidden: NDArray[np.bool_] | None = None
-    """(H, W): drawn over the picture where the reader asks for it."""
+    """(H, W): overlay of the picture that the reader can switch off."""
     marked: bool = False
-    """Framed: the date that was cleaned."""
+    """Draw a frame: the date that was cleaned."""
 
 
 @dataclass(frozen=True)
 class Section:
-    """A heading and what stands under it."""
+    """A heading and its content."""
 
     title: str
     html: str
-    """Made by the functions below, which escape what they are given."""
+    """HTML of the functions below, which escape their arguments."""
 
 
 def data_uri(picture: Picture) -> str:
-    """Return a picture (H, W, 3) as the address of an embedded PNG."""
+    """Return a picture (H, W, 3) as the data URI of a PNG."""
     if picture.ndim != 3 or picture.shape[2] != 3 or 0 in picture.shape:
         raise ShapeError(f"the picture has shape {picture.shape}; expected (H, W, 3) with at least one pixel.")
     from PIL import Image
@@ -63,7 +63,7 @@ def data_uri(picture: Picture) -> str:
 
 
 def mask_uri(mask: NDArray[np.bool_]) -> str:
-    """Return a mask (H, W) as an embedded PNG of two colours: nothing, and the see-through colour of clouds."""
+    """Return a mask (H, W) as the data URI of a PNG: transparent, and `HIDDEN_COLOUR` where it is True."""
     from PIL import Image
 
     image = Image.fromarray(np.ascontiguousarray(mask, np.uint8)).convert("P")
@@ -96,7 +96,7 @@ def _figure(figure: Figure) -> str:
 
 
 def comparison(before: Figure, after: Figure) -> str:
-    """Return two pictures under one slider; without scripts they stand side by side."""
+    """Return two pictures under one slider; without scripts they are shown side by side."""
     slider = (
         '<label class="slider">before <input type="range" min="0" max="100" value="50" '
         'aria-label="Share of the width that shows the picture before"> after</label>'
@@ -125,10 +125,10 @@ def paragraph(text: str) -> str:
 
 
 def histogram(title: str, values: Mapping[str, NDArray[np.floating]], *, unit: str = "reflectance") -> str:
-    """Return the distributions of several sets of values as curves over one axis, each scaled to its own number.
+    """Return the distributions of several sets of values as curves over one axis, each normalised by its count.
 
-    The axis covers the middle 99 % of all values; what lies outside is counted in the last bin of its side. Values that
-    are not finite are left out.
+    The axis covers the middle 99 % of all values; values outside count in the outermost bins. NaN and infinity are left
+    out.
     """
     finite = {name: np.asarray(v, np.float64)[np.isfinite(v)] for name, v in values.items()}
     filled = {name: v for name, v in finite.items() if v.size}
@@ -166,7 +166,7 @@ def row_of(parts: Iterable[str]) -> str:
 
 
 def page(title: str, sections: Iterable[Section], *, subtitle: str = "") -> str:
-    """Return the whole page as text."""
+    """Return the HTML of the page."""
     body = "".join(f"<section><h2>{escape(section.title)}</h2>{section.html}</section>" for section in sections)
     return (
         '<!doctype html><html lang="en"><head><meta charset="utf-8">'
@@ -180,14 +180,14 @@ def page(title: str, sections: Iterable[Section], *, subtitle: str = "") -> str:
 
 
 def save_page(text: str, path: str | Path) -> Path:
-    """Write the page and return its path; the file appears only when it is whole."""
+    """Write the page atomically and return its path."""
     target = Path(path)
     write_atomically(target, text.encode())
     return target
 
 
 def check_page(path: str | Path, *, overwrite: bool) -> None:
-    """Refuse now a page that could not be written after the work."""
+    """Raise where the page could not be written after the work."""
     target = Path(path)
     if target.suffix.lower() not in (".html", ".htm"):
         raise OutputError(f"the report is {target}; expected a name that ends in .html.")

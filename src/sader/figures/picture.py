@@ -1,6 +1,6 @@
-"""Quick-look pictures: true colour under one shared stretch, masks, error maps, captioned panels in one PNG.
+"""Pictures of arrays: true colour under one shared stretch, masks, error maps, captioned panels in one PNG.
 
-Needs numpy and Pillow only. It draws arrays; it reads no rasters, knows no map projection and plots no curves.
+Needs NumPy and Pillow only.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ NODATA_GREY = 128
 BACKGROUND = (255, 255, 255)
 INK = (34, 34, 34)
 ACCENT = (214, 72, 36)
-# Dark to light in even steps, so that the map still reads in greyscale and for colour-blind eyes.
+# Lightness rises in even steps: readable in greyscale and with colour blindness.
 _HEAT = np.array([(0, 0, 4), (66, 10, 104), (147, 38, 103), (221, 81, 58), (252, 165, 10), (252, 255, 164)], np.float32)
 
 
@@ -36,11 +36,11 @@ class Panel:
     caption: str
     """One line above the picture, cut where it would run into the next panel."""
     marked: bool = False
-    """Draw a coloured frame: the date that is being cleaned."""
+    """Draw a coloured frame: the date to clean."""
 
 
 def _colour_bands(image: NDArray[np.floating], bands: Sequence[str] | None) -> NDArray[np.float32]:
-    """Return red, green, blue (3, H, W), found by name; without names the first three bands, or the first as grey."""
+    """Return red, green, blue (3, H, W) by name; without names the first three bands, or the first as grey."""
     if image.ndim != 3 or 0 in image.shape:
         raise ShapeError(f"image has shape {image.shape}; expected (C, H, W) with at least one band and pixel.")
     if bands is not None and len(bands) != image.shape[0]:
@@ -60,8 +60,8 @@ def stretch_limits(
 ) -> tuple[float, float]:
     """Return the reflectances (low, high) shown as black and white, shared by all panels of a figure.
 
-    One pair for the three colours keeps hues true; one pair for all panels keeps brightness comparable. Give images
-    without clouds: clouds would take the whole range and leave the ground dark.
+    One pair for the three colours keeps the hue; one pair for all panels keeps brightness comparable. Use images
+    without clouds: clouds would take most of the range and leave the ground dark.
 
     images: (C, H, W) each; NaN is ignored.
     percentiles: of all values together, 0 to 100.
@@ -73,7 +73,7 @@ def stretch_limits(
     if values.size == 0:
         raise ValueRangeError("the images hold no finite value; give at least one with valid pixels.")
     low, high = (float(value) for value in np.percentile(values, percentiles))
-    return low, max(high, low + 1e-4)  # a flat image must not divide by zero
+    return low, max(high, low + 1e-4)  # avoids a division by zero for a constant image
 
 
 def true_colour(
@@ -127,7 +127,7 @@ def compose(
 ) -> Image.Image:
     """Return one image of captioned panels, row by row; all panels are `panel_width` pixels wide.
 
-    note: a line under the panels, where a figure says what must not be overlooked.
+    note: a line under the panels.
     """
     if not rows or not all(rows):
         raise ShapeError("a figure needs at least one panel in each row.")
@@ -148,7 +148,7 @@ def compose(
             colour = ACCENT if panel.marked else INK
             draw.text((x, y), _fit(panel.caption, caption_font, panel_width), fill=colour, font=caption_font)
             tall = round(panel_width * panel.picture.shape[0] / panel.picture.shape[1])
-            # Enlarged pixels stay pixels; only shrinking averages.
+            # Enlarging repeats pixels; only shrinking averages.
             way = Image.Resampling.NEAREST if panel_width >= panel.picture.shape[1] else Image.Resampling.BOX
             canvas.paste(Image.fromarray(panel.picture).resize((panel_width, tall), way), (x, y + line))
             if panel.marked:
@@ -185,7 +185,7 @@ def before_after(
     """Return the figure: the dates (and the reference's mask) above; the result, its baselines, truth and error below.
 
     cloudy (T, C, H, W); result and truth (C, H, W); cloud_mask (T, H, W), True = cloud or shadow; baselines are
-    (caption, image) pairs; spread (C, H, W) is the error that was expected. The reference date is framed.
+    (caption, image) pairs; spread (C, H, W) is the expected error. The reference date is framed.
     """
     if cloudy.ndim != 4 or cloudy.shape[1:] != result.shape:
         raise ShapeError(
@@ -211,7 +211,7 @@ def before_after(
         below.append(Panel(shown(truth), "truth"))
         below.append(Panel(error_picture(result, truth, bands=bands), "error of the result (yellow: 0.05)"))
     if spread is not None:
-        below.append(Panel(heat_picture(spread.mean(axis=0), full_scale=0.05), "error it expected (yellow: 0.05)"))
+        below.append(Panel(heat_picture(spread.mean(axis=0), full_scale=0.05), "expected error (yellow: 0.05)"))
     return compose([above, below], title=title, note=note)
 
 

@@ -1,7 +1,8 @@
-"""What each table and figure of the paper consists of: rows, the run each row trains, and how it is sampled.
+"""The rows of each table and figure of the paper: the run each row trains and how it is sampled.
 
 A row is one line of a table. Rows share runs: the table of steps trains one network and samples it six ways. `here` is
-the plan for shards at hand (SADER small and baselines, the same few minutes each). The paper's numbers: `published.py`.
+the plan for the user's own shards (SADER small and the baselines, the same training time each). The paper's numbers are
+in `published.py`.
 """
 
 from __future__ import annotations
@@ -12,16 +13,16 @@ from dataclasses import dataclass, field
 from sader.bands import BANDS_13, BANDS_RGBN
 from sader.baselines.classical import CLASSICAL
 from sader.errors import ConfigError, did_you_mean
+from sader.evaluation.methods import CONTROL
 from sader.evaluation.reproduce import published as paper
 from sader.models import BASELINES
 
 HERE = "here"
 """The dataset name of shards given with --data and --validation."""
-CONTROL = "flat_colour_of_truth"
 SYSTEMS, ABLATIONS, SAMPLING = "Systems", "Ablations", "Sampling of the same weights"
 """Parts of the table of `here`."""
 FIGURE_CLASSICAL = ("masked_median", "matched_mosaic", "ridge_blend", "local_ridge_blend")
-"""The classical methods that stand in the figures of `here`, where all would crowd out the systems."""
+"""The classical methods in the figures of `here`; all of them would leave no space for the systems."""
 SLOW_STEPS = {"seqdms": "10"}
 """Fewer sampling steps in `here`: SeqDMs' 50 of 708 GMAC each would take longer to score than to train."""
 
@@ -53,8 +54,6 @@ class PlanRow:
     """Guide of the resampling: mae, conv, mean or none; None = the model's own."""
     group: str = ""
     """Part of a long table; figures show `SYSTEMS` and rows without a group."""
-    turn: int = 0
-    """Earlier turns are trained first: rows that are compared with each other share the device side by side."""
 
 
 @dataclass(frozen=True)
@@ -79,7 +78,7 @@ SCORED_BANDS = {paper.SEN2: ("B04", "B03", "B02"), paper.TS: BANDS_13, HERE: BAN
 """Bands that are scored, the same for every row."""
 HELPING_BANDS: dict[str, tuple[str, ...]] = {paper.SEN2: ("B08",), paper.TS: (), HERE: ()}
 
-# Every weight is 1 and no pixel is singled out: at this threshold all pixels are in one of the two terms, each times 1.
+# Plain MSE: both weights are 1, and at this threshold every pixel is in exactly one of the two terms.
 _MSE = tuple(
     f"objective.cloud_aware.{text}"
     for text in ("cloud=1", "clear=1", "brightness=0", "threshold=0.000001", "weight_form=linear")
@@ -157,66 +156,46 @@ def _guides(dataset: str) -> tuple[PlanRow, ...]:
     return (first, *(PlanRow(name, f"{steps}, guide {kind}", run, steps=steps, guide=kind) for name, kind in kinds))
 
 
-HERE_LAST = ("mcgan", "ae", "cyclegan", "stgan", "seqdms", "ddpmcr", "ctgan")
-"""Baselines that `here` trains last, the largest at the end: a deadline leaves out the costliest."""
-
-
 def _here() -> tuple[PlanRow, ...]:
-    """The experiment on shards, the same seconds for every run.
+    """Return the rows of the experiment on the user's shards.
 
-    `small` works about a composite and has its own objective; the terms of the paper's loss and its guides are ablated
-    on the paper's method at the same size, in five steps as the paper does. The six runs of that method are trained
-    first, those of `small` next: where six share a device, each family gets equal parts of it.
+    `small` predicts a residual of a composite and has its own objective. The terms of the paper's loss and its guides
+    are therefore ablated on the paper's method at the same size, in five steps as in the paper.
     """
     small, own = RunSpec("small", "small"), RunSpec("paper-small", "sen2_mtc_new", _SMALL)
+    title = "paper's method, small"
 
-    def changed(base: RunSpec, name: str, overrides: tuple[str, ...]) -> RunSpec:
-        return RunSpec(f"{base.name}-{name}", base.base, (*base.overrides, *overrides))
-
-    first = ("emrdm", "diffcr", "uncrtaints", "pmaa", "crtsnet", "pix2pix")
-    rest = sorted((name for name in BASELINES if name not in first), key=HERE_LAST.index)
-    theirs = "paper's method, small"
-
-    def baseline(name: str, turn: int) -> PlanRow:
+    def baseline(name: str) -> PlanRow:
         steps = SLOW_STEPS.get(name)
-        title = BASELINES[name].label + (f", {steps} steps" if steps else "")
-        return PlanRow(name, title, RunSpec(name, name), steps=steps, group=SYSTEMS, turn=turn)
+        label = BASELINES[name].label + (f", {steps} steps" if steps else "")
+        return PlanRow(name, label, RunSpec(name, name), steps=steps, group=SYSTEMS)
 
-    def ablation(name: str, title: str, base: RunSpec, changes: tuple[str, ...], steps: str | None) -> PlanRow:
-        spec, turn = changed(base, name.split("-", 1)[1], changes), 1 if base is small else 0
-        return PlanRow(name, title, spec, steps=steps, group=ABLATIONS, turn=turn)
+    def ablation(name: str, label: str, base: RunSpec, changes: tuple[str, ...], steps: str | None = "5") -> PlanRow:
+        spec = RunSpec(f"{base.name}-{name.split('-', 1)[1]}", base.base, (*base.overrides, *changes))
+        return PlanRow(name, label, spec, steps=steps, group=ABLATIONS)
+
+    def sampling(name: str, label: str, run: RunSpec, steps: str, guide: str = "mae") -> PlanRow:
+        return PlanRow(name, label, run, steps=steps, guide=guide, group=SAMPLING)
 
     return (
         PlanRow("classical", "classical methods and controls", methods=(*CLASSICAL, CONTROL), group=SYSTEMS),
-        PlanRow("small", "SADER small", small, group=SYSTEMS, turn=1),
-        PlanRow("paper-small", theirs, own, steps="4+1", guide="mae", group=SYSTEMS),
-        *(baseline(name, 2) for name in first),
+        PlanRow("small", "SADER small", small, group=SYSTEMS),
+        PlanRow("paper-small", title, own, steps="4+1", guide="mae", group=SYSTEMS),
+        *map(baseline, BASELINES),
         ablation("small-no-tfblock", "SADER small without TFBlock", small, _NO_FUSION, None),
         ablation("small-no-hablock", "SADER small without HABlock", small, _NO_HYBRID, None),
-        PlanRow("paper-5+0", f"{theirs}, 5 steps", own, steps="5+0", group=ABLATIONS),
-        ablation("paper-no-tfblock", f"{theirs}, 5 steps, without TFBlock", own, _NO_FUSION, "5"),
-        ablation("paper-no-hablock", f"{theirs}, 5 steps, without HABlock", own, _NO_HYBRID, "5"),
-        ablation("paper-mse", f"{theirs}, 5 steps, MSE loss", own, _MSE, "5"),
-        ablation("paper-no-cloud-free", f"{theirs}, 5 steps, no cloud-free term", own, _NO_CLEAR, "5"),
-        ablation("paper-no-brightness", f"{theirs}, 5 steps, no brightness term", own, _NO_BRIGHTNESS, "5"),
+        PlanRow("paper-5+0", f"{title}, 5 steps", own, steps="5+0", group=ABLATIONS),
+        ablation("paper-no-tfblock", f"{title}, 5 steps, without TFBlock", own, _NO_FUSION),
+        ablation("paper-no-hablock", f"{title}, 5 steps, without HABlock", own, _NO_HYBRID),
+        ablation("paper-mse", f"{title}, 5 steps, MSE loss", own, _MSE),
+        ablation("paper-no-cloud-free", f"{title}, 5 steps, no cloud-free term", own, _NO_CLEAR),
+        ablation("paper-no-brightness", f"{title}, 5 steps, no brightness term", own, _NO_BRIGHTNESS),
+        *(sampling(f"small-{s}", f"SADER small, {s}", small, s) for s in ("4+0", "4+1", "5+1")),
+        *(sampling(f"paper-{s}", f"{title}, {s}", own, s) for s in ("4+0", "5+1")),
         *(
-            PlanRow(f"small-{s}", f"SADER small, {s}", small, steps=s, guide="mae", group=SAMPLING, turn=1)
-            for s in ("4+0", "4+1", "5+1")
-        ),
-        *(PlanRow(f"paper-{s}", f"{theirs}, {s}", own, steps=s, guide="mae", group=SAMPLING) for s in ("4+0", "5+1")),
-        *(
-            PlanRow(
-                f"paper-guide-{kind}",
-                f"{theirs}, 4+1, guide {kind}",
-                own,
-                steps="4+1",
-                guide=kind,
-                group=SAMPLING,
-                turn=1,
-            )
+            sampling(f"paper-guide-{kind}", f"{title}, 4+1, guide {kind}", own, "4+1", kind)
             for kind in ("none", "mean", "conv")
         ),
-        *(baseline(name, 3) for name in rest),
     )
 
 
@@ -263,7 +242,7 @@ TABLES: dict[str, Table] = {
             },
             _MAIN_VALUES, paper.METRICS,
         ),
-        Table(HERE, "The experiment on the shards at hand", "not in the paper", {HERE: _here()}),
+        Table(HERE, "All systems on the user's shards", "not in the paper", {HERE: _here()}),
     )
 }  # fmt: skip
 """Every table by name, in the paper's order."""

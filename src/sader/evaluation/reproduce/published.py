@@ -1,7 +1,7 @@
-"""The numbers of the paper (arXiv 2602.00536, Tables 1 to 7), as printed there. Nothing here was measured by us.
+"""The numbers of the paper (arXiv 2602.00536, Tables 1 to 7), as printed there. Nothing here was measured with sader.
 
-Sen2_MTC_New figures follow the protocol `mtc_stretch` (prediction and target each stretched for display), SEN12MS-CR-TS
-figures plain reflectance on ROIs1868/73 alone with the sampler that may show the target (METHOD 6, 8).
+Sen2_MTC_New figures follow the protocol `mtc_stretch` (prediction and target each stretched for display). SEN12MS-CR-TS
+figures are plain reflectance on ROIs1868/73 alone, with the sampler that may return the target among the inputs.
 """
 
 from __future__ import annotations

@@ -1,15 +1,11 @@
-"""Under which conditions the rows of a plan are trained and scored, on which data, and the items they are scored on.
-
-`Conditions` is what the user chooses once; a `Setting` is the conditions on one dataset. Nothing is trained here.
-"""
+"""The request of `sader reproduce`, and its setting on one dataset: data, budget and scored items."""
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import json
-from collections.abc import Iterator
-from dataclasses import dataclass, fields, replace
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -17,22 +13,36 @@ from typing import Any
 from sader.data.items import Item
 from sader.data.public.dataset import PublicDataset, ReadOptions
 from sader.data.public.registry import open_dataset
-from sader.errors import DataError, OutputError
-from sader.evaluation.reproduce.made import make_data
+from sader.errors import ConfigError, DataError
+from sader.evaluation.data import DataRequest, load_records, open_data
 from sader.evaluation.reproduce.plans import HELPING_BANDS, HERE, SCORED_BANDS
-from sader.evaluation.run import EvaluationRequest, load_records, open_items
+from sader.evaluation.reproduce.tiny import write_data
+from sader.files import locked
 
 
-@dataclass(frozen=True, kw_only=True)
-class Conditions:
-    """What holds for every row, whatever the dataset: budget, samplers, limits and seed."""
+@dataclass(frozen=True)
+class ReproduceRequest:
+    """Which tables to reproduce from which data, with which training budget."""
 
+    tables: tuple[str, ...]
+    """Names of `plans.TABLES`, or all."""
+    data: tuple[str, ...] = ()
+    """NAME:FOLDER or FOLDER of the public datasets; with `here` the shards to train on."""
+    validation: tuple[str, ...] = ()
+    """With `here`: shards to score on."""
+    out: Path = Path("reproduce")
     seconds: float | None = None
     """Training time of every system."""
     steps: int | None = None
     """Optimiser steps of every system."""
+    overrides: tuple[str, ...] = ()
+    """Changes to every run, as in `sader train --set`."""
     tiny: bool = False
-    """Made data and tiny networks."""
+    """Synthetic data and tiny networks."""
+    only: tuple[str, ...] = ()
+    """Run only these rows; the table shows all finished ones."""
+    report_only: bool = False
+    """Write the tables of finished rows without running any."""
     sampler: str = "leak_free"
     split: str = "test"
     lists: str | None = None
@@ -44,43 +54,34 @@ class Conditions:
     examples: int = 3
     """Items in the qualitative figure."""
     seed: int = 0
-    overrides: tuple[str, ...] = ()
-    """Changes to every run, as in `sader train --set`."""
-    workers: int = 1
-    """Systems trained at the same time, on the same device."""
 
-    def conditions(self) -> dict[str, Any]:
-        """Return name -> value of the conditions alone, for another holder of them."""
-        return {each.name: getattr(self, each.name) for each in fields(Conditions)}
-
-    def arguments(self) -> list[str]:
-        """Return the conditions as options of `python -m sader.evaluation.reproduce.run`."""
-        words: list[str] = []
-        for name, value in self.conditions().items():
-            if name == "overrides":
-                words += [word for change in value for word in ("--set", change)]
-            elif name == "lpips":
-                words += [] if value is None else ["--lpips" if value else "--no-lpips"]
-            elif isinstance(value, bool):
-                words += [f"--{name}"] * value
-            elif value is not None:
-                words += [f"--{name}", str(value)]
-        return words
+    def __post_init__(self) -> None:
+        for name, least in (("steps", 1), ("limit", 1), ("examples", 0)):
+            value = getattr(self, name)
+            if value is not None and value < least:
+                raise ConfigError(f"{name} is {value}; expected {least} or more.")
+        if self.seconds is not None and not self.seconds > 0:
+            raise ConfigError(f"seconds is {self.seconds}; expected more than 0.")
 
 
-@dataclass(frozen=True, kw_only=True)
-class Setting(Conditions):
-    """The conditions on one dataset: everything that its rows share."""
+@dataclass(frozen=True)
+class Setting:
+    """A request on one dataset: everything that its rows share."""
 
+    request: ReproduceRequest
     dataset: str
     """A public dataset, or `plans.HERE`."""
     root: Path | None = None
     """Folder of the public dataset."""
-    out: Path
     shards: tuple[str, ...] = ()
     """With HERE: shards to train on."""
     validation: tuple[str, ...] = ()
     """With HERE: shards to score on."""
+
+    @property
+    def out(self) -> Path:
+        """The folder of runs, rows and tables."""
+        return Path(self.request.out)
 
     @property
     def tasks(self) -> tuple[str, ...]:
@@ -89,109 +90,103 @@ class Setting(Conditions):
 
     @property
     def label(self) -> str:
-        """The folder of this dataset; scores of two samplers are two sets of rows."""
-        return self.dataset if self.dataset == HERE or self.sampler == "leak_free" else f"{self.dataset}-{self.sampler}"
+        """The name of the dataset's folder; each sampler has its own."""
+        sampler = self.request.sampler
+        return self.dataset if self.dataset == HERE or sampler == "leak_free" else f"{self.dataset}-{sampler}"
 
     @property
     def budget(self) -> str:
         """The budget of every system, in words."""
-        parts = [f"{self.seconds:g} s of training"] if self.seconds else []
-        parts += [f"{self.steps} steps"] if self.steps else []
+        request = self.request
+        parts = [f"{request.seconds:g} s of training"] if request.seconds else []
+        parts += [f"{request.steps} steps"] if request.steps else []
         return " and at most ".join(parts) + " for each system" if parts else "each system's own number of steps"
 
+    @property
+    def scored(self) -> DataRequest:
+        """The data that is scored."""
+        request = self.request
+        if self.dataset == HERE:
+            paths = tuple(Path(path) for path in self.validation)
+            return DataRequest(paths, split="all", limit=request.limit, seed=request.seed)
+        assert self.root is not None
+        return DataRequest(
+            (self.root,),
+            dataset=self.dataset,
+            split=request.split,
+            sampler=request.sampler,
+            lists=request.lists,
+            partial=request.partial,
+            coverage=request.coverage,
+            limit=request.limit,
+            seed=request.seed,
+        )
 
-def open_part(setting: Setting, split: str) -> PublicDataset:
-    """Return one split of the setting's public dataset."""
+    @property
+    def scored_key(self) -> dict[str, Any]:
+        """Everything the scores of a row depend on besides its weights."""
+        request, data = self.request, asdict(self.scored)
+        files = [file for path in self.validation for file in _shard_files(Path(path))]
+        data["data"] = [(file.name, file.stat().st_size) for file in files] if files else [self.root and self.root.name]
+        return {**data, "examples": request.examples, "tiny": request.tiny, "lpips": request.lpips}
+
+
+def tiny_setting(setting: Setting) -> Setting:
+    """Return the setting on synthetic data, with two training steps unless another budget is given."""
+    request, folder = setting.request, setting.out / "data" / setting.dataset
+    with locked(folder.with_suffix(".lock"), wait=True):
+        write_data(setting.dataset, folder)
+    request = replace(request, steps=request.steps if request.seconds or request.steps else 2)
+    if setting.dataset == HERE:
+        shards, validation = (str(folder / "train"),), (str(folder / "validation"),)
+        return replace(setting, request=replace(request, limit=2), shards=shards, validation=validation)
+    request = replace(request, partial=True, examples=min(request.examples, 2))
+    return replace(setting, request=request, root=folder)
+
+
+def training_set(setting: Setting) -> PublicDataset:
+    """Return the training split of the setting's public dataset."""
+    request = setting.request
     assert setting.root is not None
-    options = ReadOptions(lists=setting.lists, partial=setting.partial, coverage=setting.coverage)
-    return open_dataset(
-        setting.root, dataset=setting.dataset, split=split, sampler=setting.sampler, options=options
-    )  # fmt: skip
+    options = ReadOptions(lists=request.lists, partial=request.partial, coverage=request.coverage)
+    return open_dataset(setting.root, dataset=setting.dataset, split="train", sampler=request.sampler, options=options)
 
 
-def made_setting(setting: Setting) -> Setting:
-    """Return the setting on made data, with a budget of two steps unless another is given."""
-    folder = setting.out / "made" / setting.dataset
-    with locked(folder.with_suffix(".lock")):  # several processes may be the first
-        make_data(setting.dataset, folder)
-    few = setting if setting.seconds or setting.steps else replace(setting, steps=2)
-    if setting.dataset == HERE:
-        return replace(few, shards=(str(folder / "train"),), validation=(str(folder / "validation"),), limit=2)
-    return replace(few, root=folder, partial=True, examples=min(setting.examples, 2))
+@lru_cache(maxsize=4)
+def scored_items(setting: Setting, task: str) -> tuple[Sequence[Item], str, dict[str, Any]]:
+    """Return the items of a task, the protocol and the facts of the data."""
+    data = open_data(setting.scored)
+    items = data.items(task, SCORED_BANDS[setting.dataset], HELPING_BANDS[setting.dataset])
+    return items, data.protocol, {**data.facts, "items": len(items)}
 
 
-def scored_items(setting: Setting, task: str) -> tuple[Any, str, dict[str, Any]]:
-    """Return the items, the protocol and the facts of the data."""
-    bands, others = SCORED_BANDS[setting.dataset], HELPING_BANDS[setting.dataset]
-    request = EvaluationRequest(models=(), data=(), task=task, limit=setting.limit, seed=setting.seed)
-    if setting.dataset == HERE:
-        items = _shard_items(request, setting.validation, tuple(bands))
-        facts: dict[str, Any] = {"data": [Path(path).name for path in setting.validation], "items": len(items)}
-        return items, "reflectance", facts
-    dataset = open_part(setting, setting.split).limited(setting.limit, seed=setting.seed)
-    return open_items(request, dataset, [], tuple(bands), others), dataset.request.protocol, dict(dataset.facts)
-
-
-@lru_cache(maxsize=2)
-def _shard_items(request: EvaluationRequest, validation: tuple[str, ...], bands: tuple[str, ...]) -> list[Item]:
-    """Return the items of shards, read once per process and task: nobody changes them."""
-    records = list(load_records([Path(path) for path in validation], split="all"))
-    return list(open_items(request, None, records, bands))
-
-
-def scored_on(setting: Setting) -> dict[str, Any]:
-    """Return what the items of a setting depend on, for the key of a result."""
-    names = ("dataset", "sampler", "split", "lists", "limit", "seed", "examples", "tiny", "lpips")
-    values: dict[str, Any] = {name: getattr(setting, name) for name in names}
-    if setting.dataset == HERE:
-        files = [file for path in setting.validation for file in _files(Path(path))]
-        return {**values, "validation": [(file.name, file.stat().st_size) for file in files]}
-    return values | {"root": None if setting.root is None else setting.root.name}
-
-
-def _files(path: Path) -> list[Path]:
-    return sorted(path.rglob("*.shard")) if path.is_dir() else [path]
-
-
-def check_setting(setting: Setting) -> None:
+def check_data(setting: Setting) -> None:
     """Raise for data that cannot be used, before anything is trained."""
     if setting.dataset != HERE:
-        for split in ("train", setting.split):
-            open_part(setting, split)[0]  # an image that cannot be read is better found now than after hours
+        training_set(setting)[0]  # reads one image of each split
+        dataset = open_data(setting.scored).dataset
+        assert dataset is not None
+        dataset[0]
         return
     if not setting.shards or not setting.validation:
         missing = "--data" if not setting.shards else "--validation"
         raise DataError(f"no {missing} given; the plan here trains on --data SHARDS and scores on --validation SHARDS.")
     for path in (*setting.shards, *setting.validation):
         if not Path(path).exists():
-            raise DataError(f"{path} does not exist; expected shards (make them with: sader data pack).")
-    train = {(record.source, record.name) for record in load_records([Path(p) for p in setting.shards], split="all")}
-    held = [r for r in load_records([Path(p) for p in setting.validation], split="all")]
+            raise DataError(f"{path} does not exist; expected shards (write them with: sader data pack).")
+    train = {(record.source, record.name) for record in load_records(setting.shards, split="all")}
+    held = load_records(setting.validation, split="all")
     both = sorted(f"{r.source}/{r.name}" for r in held if (r.source, r.name) in train)
     if both:
         raise DataError(f"{len(both)} places are in both --data and --validation ({both[0]}); expected none in both.")
 
 
-@contextlib.contextmanager
-def locked(path: Path) -> Iterator[None]:
-    """Hold the lock of a run: another process waits. The system lets go of it when a process dies, however it dies."""
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        file = path.open("a")
-    except OSError as error:
-        raise OutputError(f"cannot write {path}: {error.strerror or error}. Choose another --out.") from error
-    with file:
-        try:
-            import fcntl
-        except ImportError:  # no such locks on this system: rows must then not share a run at the same time
-            yield
-            return
-        fcntl.flock(file, fcntl.LOCK_EX)
-        yield
+def _shard_files(path: Path) -> list[Path]:
+    return sorted(path.rglob("*.shard")) if path.is_dir() else [path]
 
 
 def digest(values: dict[str, Any]) -> str:
-    """Return the key of what something was made from."""
+    """Return a key of `values`."""
     return hashlib.sha256(json.dumps(values, sort_keys=True, default=str).encode()).hexdigest()
 
 

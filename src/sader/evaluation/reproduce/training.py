@@ -1,7 +1,7 @@
-"""The training runs of a plan: trained, gone on with where they were interrupted, or as they are.
+"""The training runs of a plan: trained, resumed where they were interrupted, or reused where they are finished.
 
-A run is guarded by a file lock that dies with its process, and says what it was made from, so that nothing stale is
-taken for done. The plan `here` trains every system alike (`here_recipe`); the others as published.
+A finished run records a key of everything it was trained from, so that no stale run is reused. The plan `here` trains
+every system alike (`here_recipe`); the paper's tables train each system as published.
 """
 
 from __future__ import annotations
@@ -10,43 +10,47 @@ import json
 import shutil
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
 
 from sader.baselines.baseline import BaselineModelConfig
 from sader.checkpoint import shipped_guide
 from sader.errors import ConfigError
-from sader.evaluation.reproduce.made import TRAIN, tiny_overrides
 from sader.evaluation.reproduce.plans import HERE, PlanRow, RunSpec
-from sader.evaluation.reproduce.setting import Setting, digest, file_digest, locked, open_part
-from sader.files import write_atomically
+from sader.evaluation.reproduce.setting import Setting, digest, file_digest, training_set
+from sader.evaluation.reproduce.tiny import TRAIN, tiny_overrides
+from sader.files import locked, write_atomically
 from sader.models import BASELINES
 
 ENDLESS = 10_000_000
-"""Steps of a run that only time ends."""
+"""Steps of a run that only a time limit ends."""
 SHORT = 300.0
-"""Seconds up to which a run keeps no states on its way: killed, it starts again, which costs less than writing them."""
+"""Runs of at most this many seconds write no intermediate states: an interrupted one starts again."""
 GUIDE_SHARE = 0.25
-"""Part of the seconds of a system that a guide of the resampling gets: a small network that sees single images."""
+"""Part of a system's training time that a guide of the resampling gets in the plan `here`."""
 LEAST_RATE = 2e-4
-"""Peak rates below this were published for days of training; the plan here raises them to it."""
+"""Smallest peak learning rate in the plan `here`; lower ones were published for days of training."""
 HERE_BATCH = {"ctgan": ("train.crop=256", "train.batch_size=4"), "crtsnet": ("train.batch_size=4",)}
-"""CTGAN knows one size, 256 (the same pixels a step); CR-TS Net costs 7.5 TMAC a series (steps of a second)."""
+"""CTGAN has the fixed size 256 (the same pixels a step); CR-TS Net costs 7.5 TMAC a series."""
 _PAPER_TASK = tuple(
     f"data.maker.{text}"
     for text in (
-        "tasks=[0, 1, 0]", "fewer_dates=0", "extra_clouds=0", "heavy=0", "rescale=0", "jitter=0", "band_dropout=[]",
+        "tasks=[0, 1, 0]",
+        "fewer_dates=0",
+        "extra_clouds=0",
+        "heavy=0",
+        "rescale=0",
+        "jitter=0",
+        "band_dropout=[]",
         "wanted_clear=0",
     )
-)  # fmt: skip
-"""Training as published: the dataset's own series, turned and mirrored, with nothing added."""
+)
+"""Training as published: the dataset's own series, rotated and mirrored, with nothing added."""
 
 
 def here_recipe(base: str) -> list[str]:
-    """Return how the plan here trains a system: the same batches and schedule for all, loss and optimiser its own.
+    """Return the changes with which the plan `here` trains a system; loss and optimiser are the system's own.
 
-    Crops of 128 pixels, 4 dates, 16 series a step (`HERE_BATCH` names the exceptions); 2 % of the time the rate rises,
-    then it falls along a cosine to 1 % of its peak: the published one, at least `LEAST_RATE`. Steps are recorded as
-    CUDA graphs where a system can be (`Baseline.recordable`): each trains as fast as this package trains it.
+    Crops of 128 pixels, 4 dates, 16 series a step (`HERE_BATCH` has the exceptions). The learning rate rises for 2 % of
+    the time, then follows a cosine to 1 % of its peak: the published one, at least `LEAST_RATE`.
     """
     changes = ["crop=128", "dates=4", "batch_size=16", "schedule=cosine", "warmup=0.02"]
     if base in BASELINES:
@@ -56,16 +60,17 @@ def here_recipe(base: str) -> list[str]:
 
 
 def training_shards(setting: Setting) -> tuple[str, ...]:
-    """Return the shards to train on, packed from the public dataset the first time."""
+    """Return the shards to train on, packed from the public dataset on first use."""
     if setting.dataset == HERE:
         return setting.shards
     from sader.data.pack import pack_dataset
 
     folder = setting.out / "shards" / setting.label
     done = folder / "packed.json"
-    train = open_part(setting, "train")
+    train = training_set(setting)
     facts = {key: train.facts[key] for key in ("dataset", "split", "sampler", "series", "lists_sha256")}
-    with locked(folder.with_suffix(".lock")):
+    facts |= {"coverage": setting.request.coverage, "partial": setting.request.partial}
+    with locked(folder.with_suffix(".lock"), wait=True):
         if not done.is_file() or json.loads(done.read_text(encoding="utf-8")) != facts:
             pack_dataset(train, folder, step=1)
             write_atomically(done, json.dumps(facts).encode())
@@ -73,31 +78,32 @@ def training_shards(setting: Setting) -> tuple[str, ...]:
 
 
 def run_overrides(setting: Setting, spec: RunSpec) -> list[str]:
-    """Return every change to the run config of `spec`: network, data, budget, and what the user adds."""
-    changes = list(spec.overrides)
+    """Return every change to the run config of `spec`: network, data, budget, and the user's own."""
+    request, changes = setting.request, list(spec.overrides)
     if setting.dataset == HERE:
         changes += here_recipe(spec.base)
     else:
         changes += [*_PAPER_TASK, "train.crop=256", "train.dates=3"]
-    if setting.tiny:
+    if request.tiny:
         changes += tiny_overrides(spec.base)
         if spec.base == "small":
             changes.append("train.dates=4")
-    changes += [f"train.seed={setting.seed}", "train.validate_every=0", *_budget(setting)]
-    if not setting.tiny:
-        brief = setting.seconds is not None and setting.seconds <= SHORT
+    changes += [f"train.seed={request.seed}", "train.validate_every=0", *_budget(setting)]
+    if not request.tiny:
+        brief = request.seconds is not None and request.seconds <= SHORT
         changes.append(f"train.checkpoint_every={ENDLESS if brief else 200}")
-    return [*changes, *setting.overrides]
+    return [*changes, *request.overrides]
 
 
 def _budget(setting: Setting, share: float = 1.0) -> list[str]:
-    if setting.seconds is None:
-        return [] if setting.steps is None else [f"train.steps={setting.steps}"]
-    return [f"train.max_seconds={setting.seconds * share:g}", f"train.steps={setting.steps or ENDLESS}"]
+    seconds, steps = setting.request.seconds, setting.request.steps
+    if seconds is None:
+        return [] if steps is None else [f"train.steps={steps}"]
+    return [f"train.max_seconds={seconds * share:g}", f"train.steps={steps or ENDLESS}"]
 
 
-def train_run(setting: Setting, spec: RunSpec, *, progress: bool = False) -> Path:
-    """Return the weights of a run: trained, gone on with where it was interrupted, or as they are."""
+def train_run(setting: Setting, spec: RunSpec) -> Path:
+    """Return the weights of a run, trained or resumed where it is not finished."""
     from sader.training.launch import run_training
     from sader.training.run import MODEL_FILE
 
@@ -105,38 +111,34 @@ def train_run(setting: Setting, spec: RunSpec, *, progress: bool = False) -> Pat
     key = digest({"base": spec.base, "overrides": overrides, "shards": list(shards)})
 
     def train(folder: Path, resume: bool) -> None:
-        run_training(spec.base, folder, data=shards, overrides=overrides, resume=resume, progress=progress)
+        run_training(spec.base, folder, data=shards, overrides=overrides, resume=resume, progress=False)
 
-    return _made_once(setting, spec.name, MODEL_FILE, key, train)
-
-
-def guide_name(kind: str) -> str:
-    """Return the name of the run of a guide."""
-    return f"guide-{kind}"
+    return _finished_run(setting, spec.name, MODEL_FILE, key, train)
 
 
-def train_guide(setting: Setting, kind: str, bands: Sequence[str], *, progress: bool = False) -> Path:
+def train_guide(setting: Setting, kind: str, bands: Sequence[str]) -> Path:
     """Return the weights of a guide of the resampling (mae or conv), trained on the same data."""
     from sader.training.guide import GUIDE_FILE, run_guide
 
-    form = kind if setting.tiny or setting.dataset == HERE or kind == "conv" else "mae-paper"
+    tiny = setting.request.tiny
+    form = kind if tiny or setting.dataset == HERE or kind == "conv" else "mae-paper"
     shards = training_shards(setting)
-    overrides = [f"train.seed={setting.seed}", *_budget(setting, GUIDE_SHARE if setting.dataset == HERE else 1.0)]
-    overrides += [text for text in TRAIN if not text.startswith("train.dates")] if setting.tiny else []
+    share = GUIDE_SHARE if setting.dataset == HERE else 1.0
+    overrides = [f"train.seed={setting.request.seed}", *_budget(setting, share)]
+    overrides += [text for text in TRAIN if not text.startswith("train.dates")] if tiny else []
     key = digest({"kind": form, "bands": list(bands), "overrides": overrides, "shards": list(shards)})
 
     def train(folder: Path, resume: bool) -> None:
-        run_guide(
-            shards, folder, kind=form, bands=",".join(bands), overrides=overrides, resume=resume, progress=progress
-        )
+        run_guide(shards, folder, kind=form, bands=",".join(bands), overrides=overrides, resume=resume, progress=False)
 
-    return _made_once(setting, guide_name(kind), GUIDE_FILE, key, train)
+    return _finished_run(setting, f"guide-{kind}", GUIDE_FILE, key, train)
 
 
 def needed_guide(setting: Setting, row: PlanRow) -> tuple[str, tuple[str, ...]] | None:
-    """Return (kind, bands) of the guide that has to be trained for a row; None where it needs none or one is shipped.
+    """Return (kind, bands) of the guide that must be trained for a row; None where it needs none or one is shipped.
 
-    The shipped guide saw other places than the shards at hand; for the paper's tables one is trained on the dataset.
+    The shipped guide was trained on other places than the user's shards. For the paper's tables a guide is trained on
+    the dataset.
     """
     from sader.training.config import resolve
 
@@ -153,34 +155,28 @@ def needed_guide(setting: Setting, row: PlanRow) -> tuple[str, tuple[str, ...]] 
     return row.guide, bands
 
 
-def training_facts(weights: Path) -> dict[str, Any]:
-    """Return what `done.json` beside the weights of a finished run says of its training."""
-    found = json.loads((weights.parent / "done.json").read_text(encoding="utf-8"))
-    return {"trained_at_once": found.get("at_once", 1)}
-
-
-def _made_once(setting: Setting, name: str, file: str, key: str, train: Callable[[Path, bool], None]) -> Path:
-    """Return the file of a run, made by `train(folder, resume)` unless it is there already."""
+def _finished_run(setting: Setting, name: str, file: str, key: str, train: Callable[[Path, bool], None]) -> Path:
+    """Return the file of a run; `train(folder, resume)` is called where the run is not finished."""
     from sader.training.run import CONFIG_FILE
     from sader.training.state import FOLDER, drop_partial_files
 
     folder = setting.out / "runs" / setting.label / name
     weights = folder / file
-    with locked(folder.with_name(f"{folder.name}.lock")):
-        if _finished(folder, key, weights):
+    with locked(folder.with_name(f"{folder.name}.lock"), wait=True):
+        if _is_finished(folder, key, weights):
             return weights
         resume = (folder / CONFIG_FILE).is_file()
         if folder.is_dir() and not resume:
-            drop_partial_files(folder)  # killed before its config was whole
+            drop_partial_files(folder)  # interrupted before its config was written
         train(folder, resume)
-        done = {"key": key, "sha256": file_digest(weights), "at_once": setting.workers}
+        done = {"key": key, "sha256": file_digest(weights)}
         write_atomically(folder / "done.json", json.dumps(done).encode())
-        # States are for going on; those of the largest baseline alone fill ten gigabytes.
+        # States are needed for resuming only; those of the largest baseline take ten gigabytes.
         shutil.rmtree(folder / FOLDER, ignore_errors=True)
     return weights
 
 
-def _finished(folder: Path, key: str, weights: Path) -> bool:
+def _is_finished(folder: Path, key: str, weights: Path) -> bool:
     try:
         found = json.loads((folder / "done.json").read_text(encoding="utf-8"))
     except (OSError, ValueError):

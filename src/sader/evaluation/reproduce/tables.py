@@ -1,26 +1,32 @@
-"""The tables of `sader reproduce`: our figures beside the published ones, merged from the rows that are there."""
+"""The tables of `sader reproduce`: measured figures beside the published ones, merged from the finished rows."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from sader._version import __version__
-from sader.evaluation.bench import Bench, merge_benches
-from sader.evaluation.costs import model_cost
+from sader.evaluation.costs import PAPER_GUIDE, model_cost
 from sader.evaluation.figures import Point
+from sader.evaluation.report import (
+    CASE,
+    COST_HEADING,
+    cost_cells,
+    difference_lines,
+    region_table,
+    table_lines,
+    write_report,
+)
 from sader.evaluation.reproduce import published as paper
 from sader.evaluation.reproduce.plans import FIGURE_CLASSICAL, HERE, SYSTEMS, PlanRow, Table
-from sader.evaluation.reproduce.rows import failure_of, load_row
 from sader.evaluation.reproduce.setting import Setting
-from sader.evaluation.statistics import Comparison, compare_rows
-from sader.evaluation.summary import MethodSummary, plain, region_table, summarise, table_lines
-from sader.evaluation.tables import CASE, cost_cells, difference_lines, write_comparison
+from sader.evaluation.results import Results, load, merge
+from sader.evaluation.statistics import Comparison, MethodSummary, compare_rows, plain, summarise
 from sader.files import write_atomically
 from sader.models import BASELINES, find_config
 
@@ -30,21 +36,21 @@ _NAMES = {
 }  # fmt: skip
 _DIGITS = {"psnr": 3, "sam": 3, "rmse": 4, "mae": 4}
 _UNPUBLISHED = ("psnr", "psnr_unbiased", "ssim", "sam", "sharpness", "lpips")
-"""What a table that is not the paper's prints: a PSNR alone may be mean colour, or a blur (LESSONS 1, 3)."""
+"""Metrics of a table that is not in the paper: PSNR alone may reward the mean colour or a blur."""
 
 
 @dataclass(frozen=True)
 class _Page:
-    """What one table is written from."""
+    """The content of one table."""
 
     setting: Setting
     table: Table
     task: str
-    found: Sequence[tuple[PlanRow, Bench]]
-    bench: Bench
+    found: Sequence[tuple[PlanRow, Results]]
+    results: Results
     metric: str
     missing: Mapping[str, str | None]
-    """Row that is not there -> why it failed; None: not run yet."""
+    """Unfinished row -> the reason of its failure; None: not run."""
 
     @property
     def title(self) -> str:
@@ -52,61 +58,93 @@ class _Page:
         return title + (f", task {self.task}" if self.setting.dataset == HERE else "")
 
 
-def write_outcome(setting: Setting, table: Table, folder: Path) -> tuple[list[Path], str]:
-    """Write the table with its figures and return (files, Markdown); rows that are not there are named, with why."""
+def row_folder(setting: Setting, row: PlanRow, task: str) -> Path:
+    """Return the folder of a row's scores."""
+    return setting.out / "rows" / setting.label / task / row.name
+
+
+def failure_file(setting: Setting, row: PlanRow) -> Path:
+    """Return the file with the reason of a row's failure."""
+    return setting.out / "rows" / setting.label / "failed" / f"{row.name}.json"
+
+
+def _failure(setting: Setting, row: PlanRow) -> str | None:
+    try:
+        return str(json.loads(failure_file(setting, row).read_text(encoding="utf-8"))["reason"])
+    except (OSError, ValueError, KeyError):
+        return None
+
+
+def write_table(setting: Setting, table: Table, folder: Path) -> tuple[list[Path], str]:
+    """Write the table with its figures and return (files, Markdown); unfinished rows are listed with the reason."""
     files: list[Path] = []
     texts: list[str] = []
+    seed = setting.request.seed
     for task in setting.tasks:
         rows = table.rows[setting.dataset]
-        found = [(row, bench) for row in rows if (bench := load_row(setting, row, task)) is not None]
-        there = {row.name for row, _ in found}
-        missing = {row.name: failure_of(setting, row) for row in rows if row.name not in there}
+        found = [(row, part) for row in rows if (part := load(row_folder(setting, row, task))) is not None]
+        finished = {row.name for row, _ in found}
+        missing = {row.name: _failure(setting, row) for row in rows if row.name not in finished}
         if not found:
             head = f"## {table.name} on {setting.label}, task {task}"
             texts.append("\n".join([head, *_missing_lines(missing)]) + "\n")
             continue
-        bench = merge_benches([bench for _, bench in found])
-        page = _Page(setting, table, task, found, bench, _main_metric(bench), missing)
-        summary = summarise(bench.rows, metric=page.metric, seed=setting.seed)
+        results = merge([part for _, part in found])
+        page = _Page(setting, table, task, found, results, _main_metric(results), missing)
+        summary = summarise(results.rows, metric=page.metric, seed=seed)
         against = _against(setting, found)
         tested = [name for name in (page.metric, "psnr", "ssim", "sam") if name in summary.methods[0].overall]
         comparisons = (
-            compare_rows(bench.rows, against=against, metrics=list(dict.fromkeys(tested)), seed=setting.seed)
-            if len(bench.methods) > 1
+            compare_rows(results.rows, against=against, metrics=list(dict.fromkeys(tested)), seed=seed)
+            if len(results.methods) > 1
             else []
         )
         text = _markdown(page, summary.methods, comparisons) + "\n".join(region_table(summary)) + "\n"
-        points = _published_points() if setting.dataset == paper.SEN2 and table.name in ("table1", "pareto") else []
-        files += write_comparison(
-            folder / task if len(setting.tasks) > 1 else folder, bench, summary, comparisons, title=page.title,
-            facts=_facts(page, against), text=text, published=points, shown=_shown(found),
-        )  # fmt: skip
+        published = _published_points() if setting.dataset == paper.SEN2 and table.name in ("table1", "pareto") else []
+        files += write_report(
+            folder / task if len(setting.tasks) > 1 else folder,
+            replace(results, facts=_facts(page, against)),
+            summary,
+            comparisons,
+            title=page.title,
+            metric=page.metric,
+            text=text,
+            published=published,
+            shown=_shown(found),
+        )
         texts.append(text)
     return files, "\n".join(texts)
 
 
 def _facts(page: _Page, against: str) -> dict[str, Any]:
-    """Return what belongs to the record of a table."""
+    """Return the settings that belong to the record of a table."""
     setting, table = page.setting, page.table
     return {
-        "table": table.name, "dataset": setting.dataset, "task": page.task, "metric": page.metric, "against": against,
-        "tiny": setting.tiny, "sader": __version__, "not_run": [k for k, why in page.missing.items() if why is None],
+        "table": table.name,
+        "dataset": setting.dataset,
+        "task": page.task,
+        "metric": page.metric,
+        "against": against,
+        "tiny": setting.request.tiny,
+        "sader": __version__,
+        "not_run": [name for name, why in page.missing.items() if why is None],
         "failed": {name: why for name, why in page.missing.items() if why is not None},
-        "rows": {row.name: bench.facts for row, bench in page.found},
+        "rows": {row.name: part.facts for row, part in page.found},
         "published": {
-            "about": paper.SOURCE, "metrics": list(table.metrics.get(setting.dataset, ())),
+            "about": paper.SOURCE,
+            "metrics": list(table.metrics.get(setting.dataset, ())),
             "protocol": paper.PROTOCOL.get(setting.dataset),
             "values": {k: list(v) for k, v in table.published.get(setting.dataset, {}).items()},
         },
-    }  # fmt: skip
+    }
 
 
-def _main_metric(bench: Bench) -> str:
+def _main_metric(results: Results) -> str:
     """Return the metric of the paper's table: PSNR under the dataset's protocol."""
-    return "mtc_psnr" if "mtc_psnr" in bench.rows[0].scores else "psnr"
+    return "mtc_psnr" if "mtc_psnr" in results.rows[0].scores else "psnr"
 
 
-def _against(setting: Setting, found: Sequence[tuple[PlanRow, Bench]]) -> str:
+def _against(setting: Setting, found: Sequence[tuple[PlanRow, Results]]) -> str:
     """Return the label of the row the others are compared with: SADER as the table has it, else the first row."""
     order = ("sader", "sader-5+0", "mae-guided", "small", "5+1" if setting.dataset == paper.TS else "4+1")
     by_name = {row.name: row for row, _ in found}
@@ -116,9 +154,9 @@ def _against(setting: Setting, found: Sequence[tuple[PlanRow, Bench]]) -> str:
     return found[0][1].methods[0]
 
 
-def _shown(found: Sequence[tuple[PlanRow, Bench]]) -> list[str]:
+def _shown(found: Sequence[tuple[PlanRow, Results]]) -> list[str]:
     """Return the methods that figures show: of a table in parts its systems and the strongest classical methods."""
-    methods = [(row, method) for row, bench in found if row.group in ("", SYSTEMS) for method in bench.methods]
+    methods = [(row, method) for row, part in found if row.group in ("", SYSTEMS) for method in part.methods]
     return [name for row, name in methods if not row.group or row.run is not None or name in FIGURE_CLASSICAL]
 
 
@@ -132,9 +170,9 @@ def _markdown(page: _Page, methods: Sequence[MethodSummary], comparisons: Sequen
     by_method = {m.method: m for m in methods}
     protocol = "mtc_stretch" if own else "reflectance"
     lines = [f"## {page.title}", ""]
-    if setting.tiny:
-        lines += ["**Tiny networks on made data: these scores mean nothing.**", ""]
-    items = len({row.item for row in page.bench.rows})
+    if setting.request.tiny:
+        lines += ["**Tiny networks on synthetic data: these scores mean nothing.**", ""]
+    items = len({row.item for row in page.results.rows})
     lines += [f"Budget: {_budget(page)}. {items} items; mean over items.", ""]
     if values:
         lines += [f'"published" columns: {paper.PROTOCOL[setting.dataset]}; not measured here.', ""]
@@ -143,7 +181,7 @@ def _markdown(page: _Page, methods: Sequence[MethodSummary], comparisons: Sequen
     heading += [f"{_NAMES[n]} published" for n in names if values]
     plain_names = ("psnr", "ssim", "sam") if own else ()
     heading += [f"{_NAMES[n]}, reflectance" for n in plain_names]
-    heading += ["parameters M", "GMAC per forward", "GMAC per sample", "evaluations", "s / megapixel", "peak MiB"]
+    heading += COST_HEADING
     groups: dict[str, list[list[str]]] = {}
     for row, one in page.found:
         for method in one.methods:
@@ -154,7 +192,7 @@ def _markdown(page: _Page, methods: Sequence[MethodSummary], comparisons: Sequen
             if values:
                 cells += [f"{v:.3f}" for v in paper_values] or ["-"] * len(names)
             cells += [_mean(mine, name, name) for name in plain_names]
-            groups.setdefault(row.group, []).append([*cells, *cost_cells(page.bench, method)])
+            groups.setdefault(row.group, []).append([*cells, *cost_cells(page.results, method)])
     for group, rows in groups.items():
         lines += [*([f"### {group}", ""] if group else []), *table_lines(heading, rows), ""]
     lines = lines[:-1] + _missing_lines(page.missing)
@@ -165,24 +203,17 @@ def _markdown(page: _Page, methods: Sequence[MethodSummary], comparisons: Sequen
 
 
 def _budget(page: _Page) -> str:
-    """Return the budget in words, with the device and what else ran on it."""
-    text = page.setting.budget
-    trained = [bench.facts for row, bench in page.found if row.run is not None]
+    """Return the training budget and the devices in words."""
+    trained = [part.facts for row, part in page.found if row.run is not None]
     if not trained:
-        return text
-    text = str(trained[0].get("budget", text))
+        return page.setting.budget
     devices = sorted({str(facts.get("device")) for facts in trained})
-    together = sorted({int(facts.get("trained_at_once", 1)) for facts in trained})
-    text += f" on {' or '.join(devices)}"
-    if together[-1] > 1:
-        count = str(together[0]) if len(together) == 1 else f"{together[0]} to {together[-1]}"
-        text += f", shared by {count} trainings at a time (so s / megapixel, measured meanwhile, is no speed)"
-    return text
+    return f"{trained[0].get('budget', page.setting.budget)} on {' or '.join(devices)}"
 
 
 def _missing_lines(missing: Mapping[str, str | None]) -> list[str]:
     waiting = [name for name, why in missing.items() if why is None]
-    lines = ["", f"Not run yet: {', '.join(waiting)}."] if waiting else []
+    lines = ["", f"Not run: {', '.join(waiting)}."] if waiting else []
     failed = [f"- {name}: {why}" for name, why in missing.items() if why is not None]
     return [*lines, *(["", "Failed:", "", *failed] if failed else [])]
 
@@ -197,13 +228,14 @@ def _batch(facts: Mapping[str, Any]) -> str:
 def write_complexity(folder: Path, table: Table) -> tuple[list[Path], str]:
     """Write the paper's Table 7: parameters and GMACs counted here beside the published ones."""
     lines = [f"## {table.name} ({table.number}): {table.title}", ""]
-    lines += [f"Counted here for {CASE}; published: the paper counts one forward. A sample takes several.", ""]
+    lines += [f"Counted for {CASE}; the published figures are of one forward, and a sample takes several.", ""]
     rows, facts = [], []
     for name, theirs in paper.TABLE_7.items():
         title = BASELINES[name].label if name in BASELINES else "SADER (Sen2_MTC_New, 4+1)"
-        # The paper counts its guide nowhere; its masked autoencoder is counted in the sample here.
-        cost = model_cost(find_config(name if name in BASELINES else "sen2_mtc_new"))
-        parameters = (cost.parameters or 0) / 1e6
+        # The paper does not count its guide; the sample counts the paper's masked autoencoder.
+        guide = None if name in BASELINES else PAPER_GUIDE
+        cost = model_cost(find_config(name if name in BASELINES else "sen2_mtc_new"), guide=guide)
+        parameters = cost.parameters / 1e6
         rows.append([
             title, f"{parameters:.2f}", f"{theirs.parameters:.2f}", f"{parameters / theirs.parameters - 1:+.1%}",
             f"{cost.gmacs_forward:.2f}", f"{theirs.gmacs:.2f}", f"{cost.gmacs_sample:.2f}", str(cost.evaluations),
@@ -221,7 +253,7 @@ def write_complexity(folder: Path, table: Table) -> tuple[list[Path], str]:
 
 
 def _published_points() -> list[Point]:
-    """Return the paper's own points; it gives the GMACs of one forward only."""
+    """Return the paper's own points, with the GMACs of one forward."""
     return [
         Point(BASELINES[name].title if name in BASELINES else "SADER", v.psnr, v.parameters, v.gmacs, published=True)
         for name, v in paper.TABLE_7.items()

@@ -1,7 +1,7 @@
-"""Made data and tiny networks: `sader reproduce TABLE --tiny` runs the whole plan in minutes on a CPU.
+"""Synthetic data and tiny networks: `sader reproduce TABLE --tiny` runs a whole plan in minutes on a CPU.
 
-The made trees have the exact layouts of the public datasets, so the readers, the packing, the training and the scoring
-are the real ones. The scores mean nothing.
+The folders have the layouts of the public datasets, so that reading, packing, training and scoring are the real ones.
+The scores mean nothing.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from sader.evaluation.reproduce import published as paper
 from sader.files import write_atomically
 
 SIDE = 32
-DONE = "made"
+DONE = "complete"
 _JUDGE = "judge_widths=[4,4]"
 _MTCDN = (
     "widths=[8, 16]", "blocks=[1, 1]", "fusion_width=8", "key_width=8", "head_width=8", "kernel=3", "emb_width=16",
@@ -56,17 +56,17 @@ TRAIN = tuple(
 
 
 def tiny_overrides(base: str) -> tuple[str, ...]:
-    """Return what makes the network and the run of `base` tiny; steps are the caller's."""
+    """Return the changes that make the network and the run of `base` tiny, without the number of steps."""
     return (*(f"model.network.{text}" for text in _SYSTEMS[base]), *TRAIN)
 
 
-def make_data(dataset: str, folder: Path) -> Path:
-    """Write made data of the dataset (or shards, for anything else) into `folder` once; return the folder."""
+def write_data(dataset: str, folder: Path) -> Path:
+    """Write synthetic data of the dataset (or shards, for any other name) into `folder` once; return the folder."""
     if (folder / DONE).is_file():
         return folder
     writer = {paper.SEN2: _write_sen2, paper.TS: _write_ts}.get(dataset, _write_shards)
     writer(folder)
-    write_atomically(folder / DONE, b"made by sader reproduce --tiny: no real data\n")
+    write_atomically(folder / DONE, b"synthetic data of sader reproduce --tiny\n")
     return folder
 
 
@@ -85,7 +85,7 @@ def _write_sen2(folder: Path) -> None:
 
 def _write_ts(folder: Path) -> None:
     for seed, roi in enumerate(("ROIs1868/114", "ROIs2017/117", "ROIs1868/73")):
-        # Few pictures, used in turn: what the reader needs is thirty dates, one of them clear.
+        # The reader needs thirty dates, one of them clear: a few images are repeated.
         series = _series(seed, dates=4, bands=BANDS_13)
         for number in range(30):
             k = 0 if number == 9 else 1 + number % 3
@@ -104,8 +104,10 @@ def _write_shards(folder: Path) -> None:
             series = _series(seed, dates=4, bands=BANDS_RGBN, side=2 * SIDE)
             labels = np.where(series.cloud_mask, THICK, CLEAR).astype(np.uint8)
             dn = np.clip(series.cloudy * 10000, 1, 10000).astype(np.uint16)
-            records.append(SeriesRecord(dn, f"made_{seed}", "cloudsen12", BANDS_RGBN, labels, group=f"val/made_{seed}"))
-        write_shard(folder / part / "made-000.shard", records)
+            records.append(
+                SeriesRecord(dn, f"place_{seed}", "cloudsen12", BANDS_RGBN, labels, group=f"val/place_{seed}")
+            )
+        write_shard(folder / part / "tiny-000.shard", records)
 
 
 def _series(seed: int, *, dates: int, bands: tuple[str, ...], side: int = SIDE) -> SyntheticSeries:
@@ -113,7 +115,7 @@ def _series(seed: int, *, dates: int, bands: tuple[str, ...], side: int = SIDE) 
 
 
 def _write_tif(path: Path, image: np.ndarray) -> None:
-    rasterio = require("rasterio", extra="geo", purpose="writing made GeoTIFFs")
+    rasterio = require("rasterio", extra="geo", purpose="writing GeoTIFFs")
     path.parent.mkdir(parents=True, exist_ok=True)
     counts = np.clip(np.rint(image * 10000), 1, 10000).astype(np.uint16)
     profile = {"driver": "GTiff", "count": len(counts), "height": counts.shape[1], "width": counts.shape[2]}

