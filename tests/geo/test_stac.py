@@ -72,7 +72,7 @@ def test_the_offset_is_decided_for_each_item(make_item, properties, offset, want
     assert asked.coding.offset == 0
 
 
-def test_a_doubt_is_said(make_item):
+def test_a_doubt_about_the_offset_is_a_notice(make_item):
     heard: list[str] = []
     path = make_item(properties={**NOT_APPLIED, "s2:processing_baseline": "03.01"}, offset=-0.1)
     open_items(path, notice=heard.append)

@@ -1,4 +1,4 @@
-"""A real browser for tests: Debian's Chromium through Playwright, and how to look at the page with it."""
+"""A real browser for tests: Debian's Chromium through Playwright, and helpers to inspect the page."""
 
 from __future__ import annotations
 

@@ -127,7 +127,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
 
 @pytest.fixture(scope="session")
 def finished(server: Running) -> tuple[str, str]:
-    """(scene, job) of a job that is done, for all who only look at it."""
+    """(scene, job) of a job that is done, shared by tests that only read it."""
     scene = server.scene("small")
     job = server.start(scene=scene, uncertainty=True, provenance=True)["jobID"]
     assert server.wait(job)["status"] == "successful"
@@ -136,7 +136,7 @@ def finished(server: Running) -> tuple[str, str]:
 
 @dataclass
 class Canary:
-    """A web server that nobody may call."""
+    """A web server that must receive no request."""
 
     url: str
     calls: list[str]
@@ -144,7 +144,7 @@ class Canary:
 
 @pytest.fixture
 def canary() -> Iterator[Canary]:
-    """An address on this machine that notes every call."""
+    """A local address that records every request."""
     calls: list[str] = []
 
     class Note(http.server.BaseHTTPRequestHandler):

@@ -1,4 +1,4 @@
-"""Each way in that was thought of, tried: paths, links, formats, bombs, addresses. A canary notes every call."""
+"""Attacks by paths, links, formats, decompression bombs and addresses. A canary records every request."""
 
 from __future__ import annotations
 
@@ -106,7 +106,7 @@ def test_results_cannot_be_used_to_read_other_files(server, finished):
 
 
 def test_a_link_to_the_servers_own_files_is_refused(server, place):
-    """Inside the data folder, and yet nobody's business: jobs and uploads of others."""
+    """They lie inside the data folder, but hold jobs and uploads of other clients."""
     (place / "state").symlink_to(server.data / ".sader")
     (place / "jobs.tif").symlink_to(server.data / ".sader" / "jobs.sqlite")
     for path in ("state", "state/scenes", "jobs.tif"):
@@ -193,7 +193,7 @@ def test_an_upload_is_not_replaced(server, tmp_path):
 
 
 def bomb(path, **options):
-    """A file of a few kilobytes that says it is huge."""
+    """A file of a few kilobytes whose header declares a huge raster."""
     import rasterio
 
     with rasterio.open(path, "w", driver="GTiff", dtype="uint16", sparse_ok=True, **options):
@@ -224,7 +224,7 @@ def test_decompression_bombs_are_refused_by_their_header(server, tmp_path, place
 
 
 def test_headers_alone_are_read_of_an_upload(server, tmp_path):
-    """Pixels that cannot be decoded are no matter at the door: nothing decodes them there."""
+    """Damaged pixels do not matter at upload, because nothing is decoded."""
     path = write_date(tmp_path / "a.tif", 1, compress="deflate", tiled=True, blockxsize=64, blockysize=64)
     content = bytearray(path.read_bytes())
     import rasterio
@@ -296,7 +296,7 @@ def test_a_geotiff_that_names_another_file_as_its_overview(server, place, outsid
     assert canary.calls == []
 
 
-def test_the_overview_attack_is_real_without_the_walls(tmp_path, canary):
+def test_the_overview_attack_works_without_the_sandbox(tmp_path, canary):
     """The control: GDAL as it comes does call the address, GDAL in a child's environment does not."""
     import rasterio
 
@@ -456,9 +456,9 @@ def test_a_zipped_product_is_not_opened(server, place):
     assert opening(server, place.name).status_code == 403
 
 
-# ---------------------------------------------------------------- the second wall
+# ---------------------------------------------------------------- the sandbox of a process
 
-SECOND_WALL = """
+SANDBOXED = """
 import sys
 from sader.viewer.security.sandbox import install_sandbox
 from sader.viewer.security.folder import DataFolder
@@ -475,7 +475,7 @@ for name in sys.argv[2:]:
 """
 
 
-def test_whatever_opens_a_raster_in_a_child_is_confined(server, outside, canary, tmp_path):
+def test_every_open_in_a_worker_process_is_checked(server, outside, canary, tmp_path):
     inside = server.data / "small" / "S2_2022-03-10.tif"
     vrt = server.data / "wall.tif"
     vrt.write_text(VRT.format(name=inside))
@@ -484,7 +484,7 @@ def test_whatever_opens_a_raster_in_a_child_is_confined(server, outside, canary,
         f"/vsicurl?url={canary.url}/a.tif", f"GTIFF_DIR:1:{inside}", "/vsis3/b/a.tif", f"zip://{inside}!a.tif",
     ]  # fmt: skip
     done = subprocess.run(
-        [sys.executable, "-c", SECOND_WALL, str(server.data), *evil, str(inside)],
+        [sys.executable, "-c", SANDBOXED, str(server.data), *evil, str(inside)],
         env=child_environment(os.environ, ()), capture_output=True, text=True, check=True,
     )  # fmt: skip
     vrt.unlink()
@@ -495,18 +495,18 @@ def test_whatever_opens_a_raster_in_a_child_is_confined(server, outside, canary,
 
 
 def test_a_bomb_is_refused_by_whatever_opens_it(server, tmp_path):
-    """A file of an allowed host is not looked at before: the second wall has the limits too."""
+    """Files of an allowed host are not inspected before: the sandbox applies the limits too."""
     path = bomb(server.data / "bomb.tif", width=400_000, height=400_000, count=1, tiled=True, BIGTIFF="YES",
                 blockxsize=4096, blockysize=4096)  # fmt: skip
     done = subprocess.run(
-        [sys.executable, "-c", SECOND_WALL, str(server.data), str(path)],
+        [sys.executable, "-c", SANDBOXED, str(server.data), str(path)],
         env=child_environment(os.environ, ()), capture_output=True, text=True, check=True,
     )  # fmt: skip
     path.unlink()
     assert done.stdout == "refused TooLargeError\n"
 
 
-def test_a_child_knows_no_token_and_no_cloud_account():
+def test_worker_processes_get_no_token_and_no_cloud_account():
     environment = child_environment({"AWS_SECRET_ACCESS_KEY": "x", "GDAL_HTTP_HEADERS": "y", "HOME": "/h"}, ())
     assert "AWS_SECRET_ACCESS_KEY" not in environment
     assert environment["HOME"] == "/h"

@@ -41,7 +41,7 @@ def by_polynomial(fit: dict[str, Any], x: np.ndarray, y: np.ndarray) -> np.ndarr
 
 
 @pytest.mark.parametrize("name", GRIDS)
-def test_the_map_lies_where_proj_says(name):
+def test_the_map_agrees_with_proj(name):
     """Points of the scene and around it, through PROJ to Web Mercator, come back to their own pixel."""
     from rasterio.warp import transform
 
@@ -79,7 +79,7 @@ def test_the_policy_allows_pictures_of_one_host_and_nothing_else(server):
 
 
 class Tiles:
-    """A tile server that paints where it is: red says the column of the scene, green the row, one step per pixel."""
+    """A tile server whose colours encode the location: red the column of the scene, green the row."""
 
     def __init__(self, grid: Grid) -> None:
         self.grid, self.asked, self.referrers = grid, [], []
@@ -131,7 +131,7 @@ def test_the_map_comes_when_it_is_asked_for_and_lies_under_the_scene(world, serv
     page, _ = world(online=True, answer=tiles.answer, path=f"#scene={server.scene('small')}")
     page.wait_for_selector("#film meter")
     before = drawn(page)
-    assert tiles.asked == []  # nobody asked for a map yet
+    assert tiles.asked == []  # the map is off
     assert page.is_hidden("#credit")
     page.get_by_label("Background map").check()
     page.wait_for_selector("#credit:not([hidden])")
@@ -190,7 +190,7 @@ def test_a_scene_without_a_place_and_the_demo_have_no_map(world, server, tmp_pat
     page, _ = world(online=True, answer=lambda route: route.abort())
     page.click("#demo-big")
     page.wait_for_selector("#film button")
-    assert page.get_by_label("Background map").is_disabled()  # its place is made up
+    assert page.get_by_label("Background map").is_disabled()  # its location is synthetic
     path = write_date(tmp_path / "a_2022-03-10.tif", 1, crs=None)
     page.set_input_files("#files", str(path))
     until(page, "document.getElementById('scene-title').textContent === 'Uploaded scene'")

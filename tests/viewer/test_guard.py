@@ -1,4 +1,4 @@
-"""Who may call: other sites, other names, callers without the token, bodies without end."""
+"""Access control: other sites, other host names, clients without the token, oversized bodies."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def test_names_of_this_machine_are_answered(server, name):
     "name", ["localhost:80/evil", "localhost:80@evil.example", "localhost:", "localhost:x", "[::1", "[::1]evil", "a b"]
 )
 def test_a_host_is_a_name_and_a_port(server, name):
-    """Links of the answers are made from it."""
+    """Links in responses are built from it."""
     status, _, body = raw(server.url, "GET", "/?f=json", [("Host", name)])
     assert status in (400, 421)
     assert b"links" not in body
@@ -102,7 +102,7 @@ def test_pages_of_other_sites_change_nothing(server, headers, finished):
     assert server.client.get(f"/jobs/{job}").json()["status"] == "successful"
 
 
-def test_the_own_page_may(server):
+def test_the_own_page_is_accepted(server):
     own = [("Host", host_of(server.url)), ("Origin", server.url), ("Sec-Fetch-Site", "same-origin")]
     assert raw(server.url, "POST", "/scenes", [*own, ("Content-Type", "application/json")], b"{}")[0] == 201
 
@@ -129,11 +129,11 @@ def test_bodies_are_bounded_with_and_without_a_declared_length(server):
     assert server.client.post("/scenes", content=pieces(), headers=headers).status_code == 413
 
 
-def test_nobody_comes_in_without_the_token(tmp_path, caplog):
+def test_every_request_needs_the_token(tmp_path, caplog):
     caplog.set_level(logging.DEBUG)
     with serving(ServeSettings(data=tmp_path, port=0, token=TOKEN, limits=LIMITS)) as server:
         client = server.client
-        assert client.get("/", headers={"Accept": "text/html"}).status_code == 200  # the page, which asks for it
+        assert client.get("/", headers={"Accept": "text/html"}).status_code == 200  # the page with its sign-in form
         assert client.get("/session").json() == {"needed": True, "open": False}
         for path in ("/jobs", "/processes", "/conformance", "/folder", "/openapi.json", "/nothing", "/static"):
             answer = client.get(path)

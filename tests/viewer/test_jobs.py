@@ -1,4 +1,4 @@
-"""Jobs: they outlive a crash of the worker and of the server, wait in a bounded queue, stop when told, and expire."""
+"""Jobs: they survive crashes of worker and server, wait in a bounded queue, can be dismissed, and expire."""
 
 from __future__ import annotations
 
@@ -109,7 +109,7 @@ def test_results_expire_with_their_files(tmp_path):
         unused = service.scenes.create("upload", "forgotten")
         job = service.store.add({"inputs": ["small"], "scene": scene.id}, most=8)
         waiting = service.store.add({"inputs": ["small"]}, most=8)
-        place, orphan = service.runner.folder_of(job.id), service.runner.folder_of("nobody-knows-me")
+        place, orphan = service.runner.folder_of(job.id), service.runner.folder_of("unknown")
         for folder in (place, orphan):
             folder.mkdir(parents=True)
             (folder / "clear.tif").write_bytes(b"x")
@@ -198,11 +198,11 @@ def test_a_job_survives_kill_9_of_the_server(tmp_path, program):
     ]
     wait(client, job, lambda said: said["progress"] > 35)
     children = children_of(first)
-    assert len(children) == 3  # who reads, who finds clouds, who works
+    assert len(children) == 3  # reader, finder, worker
     first.kill()
     first.wait()
     end = time.monotonic() + 5
-    while any(os.path.exists(f"/proc/{child}/exe") for child in children):  # the children see that the server is gone
+    while any(os.path.exists(f"/proc/{child}/exe") for child in children):  # the processes end with the server
         assert time.monotonic() < end
         time.sleep(0.05)
     _, client = program()
@@ -221,7 +221,7 @@ def test_ctrl_c_ends_the_server_and_its_children(program):
     assert not any(os.path.exists(f"/proc/{child}/exe") for child in children)
 
 
-def test_a_port_in_use_and_a_folder_that_cannot_be_are_said_plainly(tmp_path):
+def test_a_port_in_use_and_an_unusable_folder_are_clear_errors(tmp_path):
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()

@@ -42,7 +42,7 @@ def large(tmp_path_factory):
 
 
 def shown_value(page):
-    """(column, row) that the page says, and those that the value says."""
+    """(column, row) stated by the page, and those encoded in the value."""
     text = page.inner_text("#place")
     said = tuple(int(number) for number in re.search(r"column (\d+), row (\d+)", text).groups())
     cells = page.locator("#values tbody tr").first.locator("td").all_inner_texts()
@@ -103,7 +103,7 @@ def test_the_page_with_a_large_scene(browser, large):
 
 
 def test_pictures_and_values_do_not_wait_for_the_clouds(large):
-    """Finding the clouds of a large scene takes seconds; looking at it does not."""
+    """Estimating the clouds of a large scene takes seconds; images and values do not wait."""
     scene = large.scene("scene")
     with large.service.finder._busy:  # as if it were at work
         for factor, column in ((8, 0), (4, 1), (1, 4)):
@@ -114,7 +114,7 @@ def test_pictures_and_values_do_not_wait_for_the_clouds(large):
 
 
 def test_a_value_goes_before_the_squares_that_wait(large):
-    """A fast zoom asks for many squares; the number under the cursor is wanted now."""
+    """A fast zoom requests many squares; the value under the cursor overtakes them."""
     scene = large.scene("scene")
     ended: list[str] = []
 

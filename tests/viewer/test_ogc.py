@@ -1,4 +1,4 @@
-"""A client that knows OGC API - Processes and nothing else: it follows links from the landing page."""
+"""A client of OGC API - Processes that follows the links of the landing page."""
 
 from __future__ import annotations
 
@@ -129,7 +129,7 @@ def test_exceptions_have_the_types_of_the_standard(server, method, path, status,
         ({"paths": ["small"], "mask": "/etc/passwd"}, "mask"),
     ],
 )
-def test_wrong_inputs_are_refused_before_a_job_is_made(server, inputs, words):
+def test_wrong_inputs_are_refused_before_a_job_exists(server, inputs, words):
     before = len(server.client.get("/jobs", params={"limit": 1000}).json()["jobs"])
     answer = server.client.post("/processes/remove-clouds/execution", json={"inputs": inputs})
     assert answer.status_code == 400
@@ -148,7 +148,7 @@ def test_results_of_a_job_that_is_not_done(server):
     assert server.client.get(f"/jobs/{job}").json()["status"] == "dismissed"
 
 
-def test_a_job_that_fails_says_why_in_its_results(server):
+def test_a_failed_job_states_the_reason_in_its_results(server):
     job = server.start(paths=["small"], reference="2001-01-01")["jobID"]
     done = server.wait(job)
     assert done["status"] == "failed"
@@ -158,7 +158,7 @@ def test_a_job_that_fails_says_why_in_its_results(server):
     assert answer.json()["title"] == "ConfigError"
 
 
-def test_an_output_that_is_asked_for_is_made(server):
+def test_a_requested_output_is_written(server):
     asked = {"inputs": {"paths": ["small"]}, "outputs": {"count": {"transmissionMode": "reference"}}}
     found = server.client.post("/processes/remove-clouds/execution", json=asked).json()
     assert list(found) == ["count"]

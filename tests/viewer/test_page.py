@@ -186,7 +186,7 @@ def test_everything_can_be_reached_by_keyboard_and_has_a_name(page, finished):
 
 
 def spoken(page: Any) -> list[tuple[str, str, bool]]:
-    """(role, name, can be focused) of everything in the accessibility tree: what a screen reader is told."""
+    """(role, name, can be focused) of everything in the accessibility tree: the input of a screen reader."""
     session = page.context.new_cdp_session(page)
     nodes = session.send("Accessibility.getFullAXTree")["nodes"]
     session.detach()
@@ -199,7 +199,7 @@ def spoken(page: Any) -> list[tuple[str, str, bool]]:
     return found
 
 
-def test_what_a_screen_reader_is_told(page, finished):
+def test_the_accessibility_tree(page, finished):
     _, job = finished
     page.goto(f"{page.url.split('#')[0]}#job={job}")
     page.reload()
@@ -293,7 +293,7 @@ def test_a_window_of_390_pixels(phone, finished):
     assert small == []  # large enough for a finger, and nothing runs out of the window
 
 
-def test_the_page_asks_for_the_token_and_never_puts_it_into_an_address(browser, tmp_path):
+def test_the_token_is_entered_on_the_page_and_never_in_a_url(browser, tmp_path):
     with serving(ServeSettings(data=tmp_path, port=0, token=TOKEN, limits=LIMITS)) as server:
         page = browser.new_page()
         urls: list[str] = []
@@ -336,7 +336,7 @@ EVIL = '<img src=x onerror="window.evil=1">'
 
 
 def test_names_of_files_and_bands_are_text_on_the_page(page, server, tmp_path):
-    """Whoever names a file does not write the page."""
+    """File names are text, not markup."""
     for number, name in enumerate((f"{EVIL}_2022-03-10.tif", "'\"><script>window.evil=1<_script>_2022-03-15.tif")):
         write_date(server.data / EVIL / name, number)
     page.click("#browse")

@@ -1,4 +1,4 @@
-"""Parts by themselves: names to paths, statuses of errors, pictures."""
+"""Single parts: names to paths, statuses of errors, pictures."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def test_every_error_of_the_package_has_a_status():
     assert status_of(ZeroDivisionError("x")) == 500
 
 
-def test_words_of_unforeseen_errors_stay_inside():
+def test_messages_of_unexpected_errors_are_not_sent():
     said = problem(OSError("/home/someone/secret"))
     assert said["status"] == 500
     assert "secret" not in said["detail"]
@@ -98,7 +98,7 @@ def test_colours_show_what_they_say():
 
 
 def test_the_numbers_of_the_page_are_those_of_the_files(server, finished):
-    """Pixel by pixel: what the page says is what rasterio reads."""
+    """The values of the API equal those read with rasterio."""
     import rasterio
 
     scene, job = finished
@@ -113,8 +113,8 @@ def test_the_numbers_of_the_page_are_those_of_the_files(server, finished):
     assert server.client.get(f"/scenes/{scene}/values", params={"column": 64, "row": 0}).status_code == 404
 
 
-def test_a_scene_with_a_band_the_model_may_not_know(server):
-    """The model may leave it out of the result; the page says and shows what there is."""
+def test_a_scene_with_a_band_that_the_model_lacks(server):
+    """The result may lack the band; the API states and draws the bands it has."""
     import rasterio
 
     for day in (10, 15):
@@ -137,7 +137,7 @@ def test_a_scene_with_a_band_the_model_may_not_know(server):
 
 
 def test_the_server_itself_is_light_and_opens_no_raster():
-    """Torch and rasterio live in the children: what may crash or eat memory is not in the server."""
+    """Torch and rasterio are loaded by the worker processes only."""
     program = (
         "import sys, sader.viewer.app; print([name for name in ('torch', 'rasterio', 'numpy') if name in sys.modules])"
     )

@@ -19,12 +19,12 @@ READ = "import sys, rasterio; rasterio.open(sys.argv[1])"
 
 
 def gdal(program, name, environment):
-    """Let GDAL try; whether it works does not matter, where it calls does."""
+    """Run GDAL; only its requests matter, not its result."""
     subprocess.run([sys.executable, "-c", program, name], env=environment, capture_output=True, timeout=60, check=False)
 
 
 @pytest.mark.parametrize("allow", [(), ("good.example",)], ids=["nothing allowed", "one host allowed"])
-def test_gdal_reaches_nobody_who_is_not_allowed(canary, allow):
+def test_gdal_reaches_allowed_hosts_only(canary, allow):
     """A name of a reference system may be an address: GDAL as it comes goes there, GDAL in a child does not."""
     plain = {key: value for key, value in os.environ.items() if not key.lower().endswith("_proxy")}
     gdal(CRS, f"{canary.url}/crs", plain)
@@ -112,7 +112,7 @@ def test_a_header_without_end_is_dropped(far):
     proxy.close()
 
 
-def test_the_way_out_leads_through_the_proxy_of_the_company(far):
+def test_connections_are_chained_through_the_proxy_of_the_environment(far):
     real, asked = far
     proxy = Proxy(("good.example",), {"HTTPS_PROXY": "http://proxy.example:3128"})
     proxy.start()

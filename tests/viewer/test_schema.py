@@ -1,4 +1,4 @@
-"""The OpenAPI document is true: requests made from it get answers that it describes, and never a 500."""
+"""The OpenAPI document is correct: requests generated from it get the described responses, and never a 500."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ CHECKS = (not_a_server_error, status_code_conformance, content_type_conformance,
 SLOW = {("POST", "/processes/{process}/execution"), ("POST", "/scenes")}
 
 
-def test_answers_are_as_the_document_says(server):
+def test_responses_match_the_document(server):
     schema = schemathesis.openapi.from_dict(server.client.get("/openapi.json").json())
     schema.config.update(base_url=server.url)
     tried = 0

@@ -154,11 +154,11 @@ def _add_ogc(app: FastAPI, service: Service) -> None:
     }
 
     @app.post("/processes/{process}/execution", tags=["processes"], responses=executed)
-    def execute(request: Request, process: str, asked: Execute) -> Response:
+    def execute(request: Request, process: str, body: Execute) -> Response:
         _check_process(process)
         base = _base(request)
         later = "respond-async" in request.headers.get("prefer", "").lower()
-        job = service.submit(asked)
+        job = service.submit(body)
         if later:
             headers = {"Location": f"{base}/jobs/{job.id}", "Preference-Applied": "respond-async"}
             return JSONResponse(ogc.status_info(job, base), 201, headers)
@@ -166,7 +166,7 @@ def _add_ogc(app: FastAPI, service: Service) -> None:
         if not job.ended:
             text = f"the job takes longer than a synchronous call may; its status is at {base}/jobs/{job.id}."
             return _problem(504, "Timeout", text)
-        return _results(service, job.id, base, raw=asked.response == "raw")
+        return _results(service, job.id, base, raw=body.response == "raw")
 
     @app.get("/jobs", tags=["jobs"])
     def jobs(
@@ -268,9 +268,9 @@ def _add_page(app: FastAPI, service: Service, sessions: Sessions) -> None:
 
 def _add_scenes(app: FastAPI, service: Service) -> None:
     @app.post("/scenes", tags=["scenes"], status_code=201)
-    def create(asked: NewScene) -> dict[str, Any]:
+    def create(body: NewScene) -> dict[str, Any]:
         """Create a scene: of files of the data folder, the demo, or an empty one for uploads."""
-        scene = service.new_scene(asked.paths, asked.demo)
+        scene = service.new_scene(body.paths, body.demo)
         return {"id": scene.id, "kind": scene.kind, "title": scene.title}
 
     @app.get("/scenes/{scene}", tags=["scenes"])
@@ -278,9 +278,9 @@ def _add_scenes(app: FastAPI, service: Service) -> None:
         return service.describe(service.scenes.get(scene))
 
     @app.put("/scenes/{scene}/reading", tags=["scenes"])
-    def reading(scene: SceneName, asked: Reading) -> dict[str, Any]:
+    def reading(scene: SceneName, body: Reading) -> dict[str, Any]:
         """Set how the files are to be read; return the scene as read with these settings."""
-        return service.describe(service.scenes.set_reading(scene, asked.model_dump()))
+        return service.describe(service.scenes.set_reading(scene, body.model_dump()))
 
     @app.delete("/scenes/{scene}", tags=["scenes"], status_code=204)
     def delete(scene: SceneName) -> None:

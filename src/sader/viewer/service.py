@@ -95,7 +95,7 @@ class Service:
         if demo:
             scene = self.scenes.create("demo", "Demo scene")
             try:
-                self.ask("demo", {"target": self.folder.relative(self.scenes.files_folder(scene.id))})
+                self._read("demo", {"target": self.folder.relative(self.scenes.files_folder(scene.id))})
             except Exception:
                 with contextlib.suppress(NotFoundError):
                     self.scenes.delete(scene.id)
@@ -104,7 +104,7 @@ class Service:
         if not paths:
             return self.scenes.create("upload", "Uploaded scene")
         inputs = self.check_paths(paths)
-        self.ask("inspect", {"inputs": inputs})
+        self._read("inspect", {"inputs": inputs})
         title = paths[0] if len(paths) == 1 else f"{paths[0]} and {len(paths) - 1} more"
         return self.scenes.create("folder", title, paths=tuple(inputs))
 
@@ -122,7 +122,7 @@ class Service:
 
     def describe(self, scene: Scene) -> dict[str, Any]:
         """Return a scene with its dates."""
-        found = self.ask("describe", self._of(scene))
+        found = self._read("describe", self._of(scene))
         return {"id": scene.id, "kind": scene.kind, "title": scene.title, "reading": scene.reading, **found}
 
     def clouds(self, scene: Scene) -> list[float]:
@@ -139,12 +139,12 @@ class Service:
     def values(self, scene: Scene, job: str | None, column: int, row: int) -> dict[str, Any]:
         """Return the values at one pixel."""
         place = {"job": self._job_place(job), "column": column, "row": row}
-        found: dict[str, Any] = self.ask("values", {**self._of(scene), **place})
+        found: dict[str, Any] = self._read("values", {**self._of(scene), **place})
         return found
 
     def mercator(self, scene: Scene) -> dict[str, Any]:
         """Return the transform from Web Mercator to the pixels of a scene."""
-        found: dict[str, Any] = self.ask("mercator", self._of(scene))
+        found: dict[str, Any] = self._read("mercator", self._of(scene))
         return found
 
     def finish_upload(self, upload: Upload) -> None:
@@ -153,12 +153,12 @@ class Service:
         if upload.target.suffix.lower() in (".json", ".geojson"):
             return
         try:
-            self.ask("inspect", {"inputs": [self.folder.relative(upload.target)]})
+            self._read("inspect", {"inputs": [self.folder.relative(upload.target)]})
         except SaderError:
             upload.target.unlink(missing_ok=True)
             raise
 
-    def ask(self, operation: str, arguments: dict[str, Any]) -> Any:
+    def _read(self, operation: str, arguments: dict[str, Any]) -> Any:
         """Return the answer of the reader process."""
         return self.reader.call(operation, arguments, timeout_s=self.settings.limits.read_s)[0]
 
@@ -170,14 +170,14 @@ class Service:
 
     # ---------------------------------------------------------------- jobs
 
-    def submit(self, asked: Execute) -> Job:
+    def submit(self, request: Execute) -> Job:
         """Return a new job; raise for inputs that cannot be processed."""
-        inputs = asked.inputs
+        inputs = request.inputs
         if (inputs.scene is None) == (inputs.paths is None):
             raise RequestError("expected exactly one of the inputs scene and paths.")
         if inputs.model is not None:
             # Only shipped weights: a file name would be read, a name on a hub downloaded.
-            known = {*self.ask("models", {}), *([self.settings.model] if self.settings.model else [])}
+            known = {*self._read("models", {}), *([self.settings.model] if self.settings.model else [])}
             if inputs.model not in known:
                 raise ConfigError(f"model is {inputs.model!r}; this server has {', '.join(sorted(known))}.")
         if inputs.mask == "omnicloudmask" and not self.settings.allow_remote:
@@ -192,16 +192,16 @@ class Service:
         else:
             names = self.check_paths(inputs.paths or [])
         # Opens every header, so that wrong bands, sizes and locations are refused here and not by a failed job.
-        self.ask("describe", {"inputs": names, "reading": reading})
-        request = {
+        self._read("describe", {"inputs": names, "reading": reading})
+        stored = {
             "inputs": names,
             "reading": reading,
-            "options": _options(inputs, set(asked.outputs or {})),
-            "outputs": {key: value.transmissionMode for key, value in (asked.outputs or {}).items()},
+            "options": _options(inputs, set(request.outputs or {})),
+            "outputs": {key: value.transmissionMode for key, value in (request.outputs or {}).items()},
         }
         if inputs.scene is not None:
-            request["scene"] = inputs.scene
-        return self.runner.submit(request)
+            stored["scene"] = inputs.scene
+        return self.runner.submit(stored)
 
     def finished(self, job: Job) -> Job:
         """Return a successful job; raise the reason where it has no results."""
@@ -227,8 +227,8 @@ class Service:
 
     def wanted(self, job: Job) -> dict[str, str | None]:
         """Return output -> transmission mode; all outputs where the request named none."""
-        asked: dict[str, str | None] = job.request.get("outputs") or {}
-        return asked or dict.fromkeys((job.outcome or {}).get("outputs", {}))
+        named: dict[str, str | None] = job.request.get("outputs") or {}
+        return named or dict.fromkeys((job.outcome or {}).get("outputs", {}))
 
     def results(self, job: Job, base: str) -> dict[str, Any]:
         """Return the results document: by default images by reference and the item by value."""

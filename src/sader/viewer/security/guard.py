@@ -34,7 +34,7 @@ WRONG_TOKENS = 10
 """Wrong tokens accepted from one address at once; afterwards `WRONG_TOKENS_PER_S`."""
 WRONG_TOKENS_PER_S = 1.0
 OPEN_PATHS = ("/", "/session", "/static/")
-"""Paths without a token: the page, which then asks for it."""
+"""Paths that need no token: the page with its sign-in form."""
 TILE_HOST = "https://tile.openstreetmap.org"
 """Source of the optional background map (static/background.js); images only."""
 CSP = (

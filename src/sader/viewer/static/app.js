@@ -1,4 +1,4 @@
-// The page: scenes, dates, jobs, results. Nothing is kept here that the server does not know.
+// The page: scenes, dates, jobs, results. All state is on the server; the page only shows it.
 
 import { Background } from "/static/background.js";
 import { SwipeMap } from "/static/map.js";
@@ -10,18 +10,18 @@ const map = new SwipeMap({
   canvas: $("map"),
   handle: $("handle"),
   onPoint: (pixel, byKey) => point(pixel, byKey),
-  onBroken: () => explain("a part of the image could not be read; the server's terminal says why."),
+  onBroken: () => explain("a part of the image could not be read; details are in the server's terminal."),
 });
 map.background = new Background({
   onChange: () => map.draw(),
   onCredit: (seen) => { $("credit").hidden = !seen; },
 });
 
-// ------------------------------------------------------------------ talking to the server
+// ------------------------------------------------------------------ requests
 
 class Refusal extends Error {
   constructor(said) {
-    super(said.detail || said.title || "the server refused");
+    super(said.detail || said.title || "the server refused the request");
     this.title = said.title;
     this.status = said.status;
   }
@@ -37,7 +37,7 @@ async function ask(method, path, body, headers = {}) {
       credentials: "same-origin",
     });
   } catch {
-    throw new Refusal({ title: "Offline", detail: "the server does not answer. Is sader serve still running?" });
+    throw new Refusal({ title: "Offline", detail: "the server does not answer. Is it still running?" });
   }
   if (answer.status === 401) login();
   const text = await answer.text();
@@ -55,7 +55,7 @@ function clearError() {
   $("error").hidden = true;
 }
 
-// Runs what a button does: messages of errors are shown, the button rests meanwhile.
+// Runs the action of a button, which is disabled meanwhile; errors are shown.
 async function attempt(button, work) {
   clearError();
   if (button) button.disabled = true;
@@ -75,13 +75,13 @@ async function attempt(button, work) {
 }
 
 function element(kind, attributes = {}, ...children) {
-  const made = document.createElement(kind);
+  const created = document.createElement(kind);
   for (const [key, value] of Object.entries(attributes)) {
-    if (key.startsWith("on")) made.addEventListener(key.slice(2), value);
-    else if (value !== undefined && value !== null && value !== false) made.setAttribute(key, value === true ? "" : value);
+    if (key.startsWith("on")) created.addEventListener(key.slice(2), value);
+    else if (value !== undefined && value !== null && value !== false) created.setAttribute(key, value === true ? "" : value);
   }
-  made.append(...children);
-  return made;
+  created.append(...children);
+  return created;
 }
 
 // ------------------------------------------------------------------ token
@@ -110,10 +110,10 @@ $("login-form").addEventListener("submit", async (event) => {
 // ------------------------------------------------------------------ choosing a scene
 
 async function openDemo() {
-  $("upload-status").textContent = "Making the demo scene ...";
+  $("upload-status").textContent = "Creating the demo scene ...";
   try {
-    const made = await ask("POST", "/scenes", { demo: true });
-    await openScene(made.id);
+    const created = await ask("POST", "/scenes", { demo: true });
+    await openScene(created.id);
   } finally {
     $("upload-status").textContent = "";
   }
@@ -135,14 +135,14 @@ function send(path, file, tell) {
       try { said = JSON.parse(request.responseText); } catch { /* not ours */ }
       return reject(new Refusal(said));
     };
-    request.onerror = () => reject(new Refusal({ detail: `sending ${file.name} failed: the server closed the line or is gone.` }));
+    request.onerror = () => reject(new Refusal({ detail: `${file.name} was not sent: the server closed the connection or has stopped.` }));
     request.send(file);
   });
 }
 
 async function upload(files) {
   if (!files.length) return;
-  const made = await ask("POST", "/scenes", {});
+  const created = await ask("POST", "/scenes", {});
   const total = files.reduce((sum, file) => sum + file.size, 0) || 1;
   let before = 0;
   try {
@@ -152,12 +152,12 @@ async function upload(files) {
         $("upload-status").textContent = `Sending ${file.name}: ${share} %`;
       };
       tell(0);
-      await send(`/scenes/${made.id}/files/${encodeURIComponent(file.name)}`, file, tell);
+      await send(`/scenes/${created.id}/files/${encodeURIComponent(file.name)}`, file, tell);
       before += file.size;
     }
-    await openScene(made.id);
+    await openScene(created.id);
   } catch (error) {
-    if (error.title !== "BandError") ask("DELETE", `/scenes/${made.id}`).catch(() => {});
+    if (error.title !== "BandError") ask("DELETE", `/scenes/${created.id}`).catch(() => {});
     throw error;
   } finally {
     $("upload-status").textContent = "";
@@ -191,8 +191,8 @@ $("browse").addEventListener("click", () => {
 });
 $("up").addEventListener("click", () => attempt(null, () => list(state.folder.split("/").slice(0, -1).join("/"))));
 $("open-paths").addEventListener("click", (event) => attempt(event.currentTarget, async () => {
-  const made = await ask("POST", "/scenes", { paths: [...state.chosen] });
-  await openScene(made.id);
+  const created = await ask("POST", "/scenes", { paths: [...state.chosen] });
+  await openScene(created.id);
 }));
 
 async function list(path) {
@@ -209,10 +209,10 @@ async function list(path) {
     } });
     const name = element("label", { for: `e-${entry.path}` }, entry.kind === "folder" ? `${entry.name}/` : entry.name);
     const row = element("li", {}, box, name);
-    if (entry.kind === "folder") row.append(element("button", { type: "button", "aria-label": `Look into ${entry.name}`, onclick: () => attempt(null, () => list(entry.path)) }, "→"));
+    if (entry.kind === "folder") row.append(element("button", { type: "button", "aria-label": `Open folder ${entry.name}`, onclick: () => attempt(null, () => list(entry.path)) }, "→"));
     return row;
   });
-  $("entries").replaceChildren(...(rows.length ? rows : [element("li", { class: "muted" }, "Nothing here that can be opened.")]));
+  $("entries").replaceChildren(...(rows.length ? rows : [element("li", { class: "muted" }, "No readable files here.")]));
 }
 
 // ------------------------------------------------------------------ a scene
@@ -241,7 +241,7 @@ async function openScene(id, job = null) {
     state.shares = shares;
     drawFilm();
     fillReference();
-  }).catch((error) => note(`The cloud share is not known: ${error.message}`));
+  }).catch((error) => note(`No cloud share: ${error.message}`));
 }
 
 function showScene(scene) {
@@ -267,14 +267,14 @@ function showScene(scene) {
   refresh();
 }
 
-// Nothing is fetched from elsewhere before the user asks for it, scene by scene.
+// The background map is off for every new scene: nothing is fetched from another server until the user turns it on.
 function offerBackground() {
   const { scene } = state;
   const box = $("background");
   box.checked = false;
   map.background.turn(null);
   $("background-choice").hidden = !scene?.grid?.crs;
-  const why = scene?.kind === "demo" ? "The demo scene is made up: there is no such place." : navigator.onLine === false ? "You are offline." : "";
+  const why = scene?.kind === "demo" ? "The demo scene is synthetic and has no real location." : navigator.onLine === false ? "You are offline." : "";
   box.disabled = Boolean(why);
   $("background-choice").title = why || $("background-help").textContent;
 }
@@ -306,7 +306,7 @@ function drawFilm() {
     const share = shares ? Math.round(100 * shares[index]) : null;
     const caption = element("span", { class: "caption" }, element("b", {}, dayOf(date, index)));
     const line = element("span", { class: "share" });
-    if (share === null) line.append("finding clouds ...");
+    if (share === null) line.append("estimating clouds ...");
     else line.append(element("meter", { min: 0, max: 100, value: share, "aria-hidden": "true" }), `${share} % hidden`);
     caption.append(line);
     const picture = element("img", { src: address(String(index), "true")(factor, 0, 0), alt: "", loading: "lazy", fetchpriority: "low" });
@@ -338,7 +338,7 @@ function fillReference() {
   $("reference").replaceChildren(
     element("option", { value: "auto" }, `the clearest${clearest}`),
     ...scene.dates.map((date, index) => element("option", { value: date.name }, dayOf(date, index))),
-    element("option", { value: "none" }, "none: a new image"),
+    element("option", { value: "none" }, "none: composite of all dates"),
   );
   if ([...$("reference").options].some((option) => option.value === before)) $("reference").value = before;
 }
@@ -359,7 +359,7 @@ function address(layer, combination) {
   return (factor, column, row) => {
     const query = new URLSearchParams({ combination, factor, column, row });
     if (job && !/^\d+$/.test(layer)) query.set("job", job.jobID);
-    // The reading decides what is drawn, so it is part of the address under which a browser keeps it.
+    // The reading changes the image, so it is part of the URL under which the browser caches it.
     query.set("v", JSON.stringify(scene.reading));
     return `/scenes/${scene.id}/layers/${layer}?${query}`;
   };
@@ -370,13 +370,13 @@ const NEEDS = { true: ["B04", "B03", "B02"], false: ["B08", "B04", "B03"], ndvi:
 function refresh() {
   const { scene, job } = state;
   if (!scene?.grid) return;
-  // A result may lack bands that its dates have.
+  // A result may have fewer bands than its dates.
   const bands = job && [$("left").value, $("right").value].includes("result") ? job["sader:report"].bands : scene.bands;
   for (const input of document.querySelectorAll("input[name=combination]")) input.disabled = !NEEDS[input.value].every((band) => bands.includes(band));
   let chosen = document.querySelector("input[name=combination]:checked");
   if (chosen.disabled) {
     chosen = document.querySelector("input[name=combination]:not(:disabled)");
-    if (!chosen) return explain(`the bands ${bands.join(", ")} make no picture: red, green and blue, or red and near infrared are needed.`);
+    if (!chosen) return explain(`the bands ${bands.join(", ")} cannot be displayed; expected red, green and blue, or red and near infrared.`);
     chosen.checked = true;
   }
   const combination = chosen.value;
@@ -404,7 +404,7 @@ function legend(combination, overlay) {
   const parts = [];
   if (combination === "ndvi") parts.push("NDVI", element("i", { class: "ndvi" }), element("span", {}, element("b", {}, "−0.2"), element("b", {}, "0.9")));
   if (overlay === "uncertainty") parts.push("standard deviation, reflectance", element("i", { class: "heat" }), element("span", {}, element("b", {}, "0"), element("b", {}, "0.05")));
-  if (overlay === "provenance") parts.push(element("i", { class: "made" }), "reconstructed; the rest was observed");
+  if (overlay === "provenance") parts.push(element("i", { class: "reconstructed" }), "reconstructed; all other pixels were observed");
   $("legend").replaceChildren(...parts);
   $("legend").hidden = !parts.length;
 }
@@ -447,7 +447,7 @@ function point(pixel, byKey = false) {
       const found = await ask("GET", `/scenes/${scene.id}/values?${query}`);
       if (key !== last) return;
       showValues(found);
-      // A mouse would make a screen reader talk without end; who moves by keys wants to hear it.
+      // Announced to screen readers for the keyboard only: a mouse would announce without pause.
       if (byKey) $("spoken").textContent = `${pixelText}. ${spokenValues()}`;
       if (found.place) $("place").textContent = `${place}${found.place.latitude.toFixed(5)}°, ${found.place.longitude.toFixed(5)}°  ·  ${pixelText}`;
     } catch { /* the next movement asks again */ }
@@ -470,9 +470,9 @@ function showValues(found) {
   const rows = [side("left"), ...($("right").value === $("left").value ? [] : [side("right")])];
   if (found.uncertainty && [$("left").value, $("right").value].includes("result")) {
     const spread = found.uncertainty.map((value) => (value === null ? 0 : value));
-    const made = row("± standard deviation", spread);
-    made.lastChild.textContent = "";
-    rows.push(made);
+    const created = row("± standard deviation", spread);
+    created.lastChild.textContent = "";
+    rows.push(created);
   }
   const head = element("tr", {}, element("th", { scope: "col" }, "reflectance"), ...found.bands.map((band) => element("th", { scope: "col" }, band)), element("th", { scope: "col" }, "NDVI"));
   $("values").replaceChildren(element("table", {}, element("thead", {}, head), element("tbody", {}, ...rows)));
@@ -507,21 +507,21 @@ async function follow(job, pressed = false) {
   $("result-section").hidden = true;
   const begun = Date.parse(job.created);
   $("cancel").disabled = false;
-  if (pressed) $("cancel").focus({ preventScroll: true }); // the button that was pressed rests now
+  if (pressed) $("cancel").focus({ preventScroll: true }); // the pressed button is disabled now
   let spoken = "";
   try {
     while (["accepted", "running"].includes(job.status)) {
       $("progress").value = job.progress;
       const seconds = Math.max(0, Math.round((Date.now() - begun) / 1000));
       $("progress-text").textContent = `${job.message}, ${job.progress} % (${seconds} s)`;
-      // Read out at new stages and every fifth of the way, not with every second.
+      // Announced at new stages and every 20 percent, not every second.
       const said = `${job.message.replace(/, tile .*/, "")}, ${20 * Math.floor(job.progress / 20)} percent`;
       if (said !== spoken) $("progress-spoken").textContent = spoken = said;
       await new Promise((resolve) => setTimeout(resolve, 400));
       job = await ask("GET", `/jobs/${job.jobID}`);
     }
   } finally {
-    // A button that is switched off or hidden loses the focus to nobody: it goes back to where it came from.
+    // A hidden button loses the focus; it returns to the button that started the job.
     const within = pressed && ($("working").contains(document.activeElement) || document.activeElement === document.body);
     $("working").hidden = true;
     $("progress-spoken").textContent = "";
@@ -535,7 +535,7 @@ async function follow(job, pressed = false) {
     $("upload-status").textContent = "";
     $("result-section").hidden = false;
     $("downloads").replaceChildren();
-    $("result-text").textContent = "Cancelled. Nothing was kept.";
+    $("result-text").textContent = "Cancelled. No result was stored.";
     return;
   }
   const results = await ask("GET", `/jobs/${job.jobID}/results`);
@@ -560,7 +560,7 @@ const NAMES = {
   provenance: ["Provenance", "GeoTIFF, 1 observed, 2 reconstructed"],
   count: ["Clear observations", "GeoTIFF"],
   item: ["STAC Item", "JSON"],
-  preview: ["Picture", "PNG with all dates"],
+  preview: ["Preview", "PNG with all dates"],
 };
 
 function showResult(job, results) {
@@ -571,14 +571,14 @@ function showResult(job, results) {
   const total = Object.values(report.pixels).reduce((sum, count) => sum + count, 0) || 1;
   const share = (name) => `${(100 * (report.pixels[name] ?? 0) / total).toFixed(1)} %`;
   const at = state.scene.dates.findIndex((date) => date.name === report.reference);
-  const cleaned = at >= 0 ? `${dayOf(state.scene.dates[at], at)} cleaned` : "A new image";
+  const cleaned = at >= 0 ? `${dayOf(state.scene.dates[at], at)} cleaned` : "Composite of all dates";
   $("result-text").textContent = `${cleaned}: ${share("observed")} observed, ${share("reconstructed")} reconstructed, in ${report.seconds.toFixed(0)} s with ${report.model}.`;
   $("downloads").replaceChildren(...Object.keys(NAMES).filter((name) => job.layers.has(name)).map((name) => element("li", {},
     element("a", { href: `/jobs/${job.jobID}/results/${name}`, download: name === "item" ? "clear.json" : "", id: `get-${name}` }, `↓ ${NAMES[name][0]}`, element("small", {}, NAMES[name][1])))));
   $("result-section").hidden = false;
   fillSides(at >= 0 ? String(at) : "0", "result");
   refresh();
-  // In a narrow window the image is above the settings: that is where the result is seen.
+  // In a narrow window the image is above the settings.
   (matchMedia("(max-width: 760px)").matches ? document.querySelector("header") : $("result-section")).scrollIntoView({ block: "nearest" });
 }
 
@@ -593,7 +593,7 @@ async function earlier() {
 
 async function openJob(id) {
   const job = await ask("GET", `/jobs/${id}`);
-  if (!job["sader:scene"]) throw new Refusal({ detail: "this job was not started from a scene of the page; its files are at its results." });
+  if (!job["sader:scene"]) throw new Refusal({ detail: "this job was not started from a scene on this page; its files are listed in its results." });
   await openScene(job["sader:scene"]);
   if (job.status === "successful") showResult(job, await ask("GET", `/jobs/${id}/results`));
   else await follow(job);

@@ -1,12 +1,12 @@
-// A background map under the scene, only when the user turns it on: tiles of OpenStreetMap, bent to the scene's pixels.
-// Offline, or where a tile does not come, there is simply no map. The server's policy allows pictures of this one host.
+// Optional background map under the scene: tiles of OpenStreetMap, warped to the scene's pixels. Missing tiles are left
+// blank. The content security policy of the server allows images of this host only.
 
 const TILES = "https://tile.openstreetmap.org";
 const SIZE = 256;
 const DEEPEST = 19;
 const MOST_SHOWN = 90;
 const MOST_KEPT = 300;
-const STILL_MS = 200; // tiles are asked for when the view rests, not at every step of a wheel
+const STILL_MS = 200; // tiles are requested when the view has not moved for this long
 const WORLD = 20037508.342789244;
 
 export class Background {
@@ -32,12 +32,12 @@ export class Background {
     this.onChange();
   }
 
-  // A tile that did not come is not asked for again until there is a reason to.
+  // A tile that failed to load is requested again only after the connection returns or the map is turned on again.
   forget() {
     for (const [name, tile] of this.tiles) if (tile.failed) this.tiles.delete(name);
   }
 
-  // Column and row of a point of the square; u and v run from -1 to 1.
+  // Column and row of a point of the rectangle; u and v run from -1 to 1.
   at(u, v) {
     const { degree, columns, rows } = this.fit;
     let column = 0, row = 0, k = 0, power = 1;
@@ -62,7 +62,7 @@ export class Background {
     return [(c1 - c0) / (2 * h), (c3 - c2) / (2 * h), (r1 - r0) / (2 * h), (r3 - r2) / (2 * h)];
   }
 
-  // The point of the square at a column and row (Newton: the formula is nearly straight), kept inside the square.
+  // The point of the rectangle at a column and row, by Newton iteration, clamped to the rectangle.
   invert(column, row) {
     let u = 0, v = 0;
     for (let step = 0; step < 8; step += 1) {
@@ -96,7 +96,7 @@ export class Background {
     this.onCredit(seen);
   }
 
-  // Which tiles the frame shows: the zoom at which one tile pixel is about one screen pixel, and the numbers of the tiles.
+  // The visible tiles: the zoom level at which a tile pixel is about a screen pixel, and the range of tile numbers.
   range(view) {
     const { centre, half } = this.fit;
     const right = view.x + view.width / view.scale, below = view.y + view.height / view.scale;
@@ -132,7 +132,7 @@ export class Background {
       const [c, r] = this.at(u, v);
       return [(c - view.x) * view.scale, (r - view.y) * view.scale];
     };
-    // One straight piece, or so many that none is off by more than a quarter of a screen pixel in its middle.
+    // Drawn in one affine piece, or in as many as keep the error in the middle of each below a quarter of a screen pixel.
     const corners = [place(0, 0), place(1, 0), place(0, 1), place(1, 1)];
     const middle = place(0.5, 0.5);
     const off = Math.hypot(...[0, 1].map((axis) => corners.reduce((sum, point) => sum + point[axis], 0) / 4 - middle[axis]));
@@ -142,7 +142,7 @@ export class Background {
         const [x0, y0] = place(i / pieces, j / pieces);
         const [x1, y1] = place((i + 1) / pieces, j / pieces);
         const [x2, y2] = place(i / pieces, (j + 1) / pieces);
-        const lap = 0.4 / Math.max(1, Math.hypot(x1 - x0, y1 - y0)); // neighbours overlap a little: no dark seams
+        const lap = 0.4 / Math.max(1, Math.hypot(x1 - x0, y1 - y0)); // neighbours overlap slightly, against dark seams
         const part = found.size / pieces;
         context.save();
         context.transform(x1 - x0, y1 - y0, x2 - x0, y2 - y0, x0, y0);
@@ -153,7 +153,7 @@ export class Background {
     return true;
   }
 
-  // The tile, or the part of a coarser one that is here already; asks for what is missing once the view rests.
+  // The tile, or the part of a loaded coarser one; missing tiles are requested once the view rests.
   find(zoom, column, row) {
     for (let up = 0; up <= Math.min(zoom, 5); up += 1) {
       const size = SIZE / 2 ** up;
@@ -174,7 +174,7 @@ export class Background {
     if (!fetch || !this.ready || navigator.onLine === false) return null;
     const tile = { image: new Image(), ready: false, failed: false };
     tile.image.crossOrigin = "anonymous"; // without cookies, and the canvas stays readable
-    tile.image.referrerPolicy = "origin"; // the tile server's rules: it wants to know which page asks, not more
+    tile.image.referrerPolicy = "origin"; // required by the usage policy of the tile server
     tile.image.onload = () => {
       tile.ready = true;
       this.onChange();

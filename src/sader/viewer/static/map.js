@@ -1,4 +1,4 @@
-// Two images in one frame with a handle between them: pan, zoom, swipe. Squares of 512 pixels are fetched as needed.
+// Two images in one frame with a slider between them: pan, zoom, swipe. Squares of 512 pixels are fetched as needed.
 
 const SQUARE = 512;
 const MOST_SQUARES = 160;
@@ -13,7 +13,7 @@ export class SwipeMap {
     this.context = canvas.getContext("2d");
     this.grid = null;
     this.layers = { left: null, right: null, over: null };
-    this.background = null; // what is painted under the image, if anything
+    this.background = null; // drawn under the image
     this.split = 0.5;
     this.scale = 1; // screen pixels (CSS) per image pixel
     this.x = 0; // image coordinates of the frame's upper left corner
@@ -78,7 +78,7 @@ export class SwipeMap {
   pan(dx, dy) {
     if (!this.grid) return;
     const [width, height] = this.size;
-    const keep = 40; // some of the image always stays in the frame
+    const keep = 40; // pixels of the image that stay in the frame
     this.x = Math.min(this.grid.width - keep / this.scale, Math.max((keep - width) / this.scale, this.x - dx / this.scale));
     this.y = Math.min(this.grid.height - keep / this.scale, Math.max((keep - height) / this.scale, this.y - dy / this.scale));
     this.fitted = false;
@@ -94,7 +94,7 @@ export class SwipeMap {
     this.draw();
   }
 
-  // The image pixel under a point of the frame, or null beside the image.
+  // The image pixel at a point of the frame, or null outside the image.
   pixel(px, py) {
     if (!this.grid) return null;
     const column = Math.floor(this.x + px / this.scale);
@@ -143,7 +143,7 @@ export class SwipeMap {
     const wanted = 1 / (this.scale * ratio);
     let level = 0;
     while (level + 1 < FACTORS.length && FACTORS[level + 1] <= wanted * 1.01) level += 1;
-    // What is coarser and already here is drawn first, so that nothing flickers while the fine squares come.
+    // Loaded coarser squares are drawn first, so that nothing flickers while the fine ones load.
     for (let coarse = FACTORS.length - 1; coarse > level; coarse -= 1) this.paintLevel(layer, FACTORS[coarse], from, to, height, false);
     this.paintLevel(layer, FACTORS[level], from, to, height, true);
     context.restore();
@@ -187,7 +187,7 @@ export class SwipeMap {
     return null;
   }
 
-  // Map coordinates along two edges, and a bar of a round length.
+  // Map coordinates along two edges, and a scale bar of a round length.
   paintScale(width, height) {
     const { context, grid, scale } = this;
     const [a, b, c, d, e, f] = grid.transform;
@@ -292,7 +292,7 @@ export class SwipeMap {
       handle.addEventListener("pointerup", end, { once: true });
       handle.addEventListener("pointercancel", end, { once: true });
     });
-    // The handle lies over the image; the image under it has values all the same.
+    // The handle covers part of the image; values are shown there too.
     handle.addEventListener("pointermove", (event) => this.onPoint(this.pixel(...where(event))));
     handle.addEventListener("keydown", (event) => {
       const step = event.shiftKey ? 0.1 : 0.02;
