@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import socket
+import sqlite3
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -13,6 +14,7 @@ from urllib.parse import urlparse
 import httpx
 import pytest
 
+from sader.errors import OutputError
 from sader.viewer.problems import ConflictError, NotFoundError, WorkerError
 from sader.viewer.scenes import SceneStore
 from sader.viewer.security import guard
@@ -33,9 +35,8 @@ TOKEN = "a-token-that-only-the-owner-has"
 def test_a_request_right_after_the_reader_was_killed_is_answered(server):
     """Without a pause: the server has not noticed the death when it writes the request."""
     scene = server.scene("small")
-    for _ in range(3):
-        os.kill(server.service.reader.pid, signal.SIGKILL)
-        assert server.client.get(f"/scenes/{scene}").status_code == 200
+    os.kill(server.service.reader.pid, signal.SIGKILL)
+    assert server.client.get(f"/scenes/{scene}").status_code == 200
 
 
 def test_a_request_during_which_the_process_dies_is_not_repeated(server):
@@ -121,6 +122,65 @@ def test_an_unknown_operation_ends_no_process(server):
     with pytest.raises(WorkerError, match="KeyError"):
         server.service.reader.call("__class__", {})
     assert server.client.get("/folder").status_code == 200
+
+
+def test_an_error_of_the_listener_does_not_shift_the_answers(server):
+    """The rest of an abandoned request must not be read as the answer to the next one."""
+    worker = server.service.runner.worker
+    (server.data / "listener").mkdir(exist_ok=True)
+    arguments = {"inputs": ["small"], "reading": {}, "target": "listener", "options": {"reference": "auto"}}
+
+    def fail(event):
+        raise RuntimeError("listener")
+
+    with pytest.raises(RuntimeError, match="listener"):
+        worker.call("remove", arguments, on_event=fail)
+    assert "sader-s2-rgbn" in worker.call("models", {})[0]
+
+
+def test_the_queue_survives_errors_of_its_table(server, monkeypatch, capfd):
+    """A full disk: the thread that runs the jobs goes on, and the end of a job is stored later."""
+    store = server.service.store
+    real, failures = sqlite3.Connection.execute, {"UPDATE jobs SET status = ?": 2, "status = 'running', attempts": 2}
+
+    class Database:
+        def __init__(self, database):
+            self.database = database
+
+        def execute(self, statement, values=()):
+            for start in failures:
+                if start in statement and failures[start] > 0:
+                    failures[start] -= 1
+                    raise sqlite3.OperationalError("database or disk is full")
+            return real(self.database, statement, values)
+
+        def close(self):
+            self.database.close()
+
+    monkeypatch.setattr(store, "_db", Database(store._db))
+    job = server.start(paths=["small"])["jobID"]
+    assert server.wait(job)["status"] == "successful"
+    assert set(failures.values()) == {0}
+    assert "disk is full" in capfd.readouterr().err
+
+
+def test_an_upload_on_a_full_disk_is_a_clear_error(tmp_path):
+    scenes = SceneStore(DataFolder(tmp_path), Limits())
+    scene = scenes.create("upload", "a")
+    upload = scenes.begin_upload(scene.id, "a.tif", None)
+
+    class Full:
+        def write(self, chunk):
+            raise OSError(28, "No space left on device")
+
+        def close(self):
+            pass
+
+    upload.file = Full()
+    with pytest.raises(OutputError, match="No space left on device"):
+        scenes.receive(upload, b"x")
+    scenes.end_upload(upload)
+    assert list(scenes.files_folder(scene.id).iterdir()) == []
 
 
 # ---------------------------------------------------------------- scenes that come and go

@@ -221,6 +221,16 @@ def test_ctrl_c_ends_the_server_and_its_children(program):
     assert not any(os.path.exists(f"/proc/{child}/exe") for child in children)
 
 
+def test_two_servers_in_one_folder_exclude_each_other(tmp_path, program):
+    program()
+    done = subprocess.run(
+        [sys.executable, "-m", "sader", "serve", str(tmp_path / "data"), "--port", "0", "--no-browser"],
+        capture_output=True, text=True, check=False, timeout=60,
+    )  # fmt: skip
+    assert done.returncode == 2
+    assert "another server uses" in done.stderr
+
+
 def test_a_port_in_use_and_an_unusable_folder_are_clear_errors(tmp_path):
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))

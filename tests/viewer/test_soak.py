@@ -23,6 +23,6 @@ def test_memory_and_files_stay_flat(tmp_path):
     found = soak.soak(tmp_path, 20, every=2)
     assert found["rows"][-1]["jobs"] == 20
     assert {"server", "reader", "finder", "worker"} <= set(found["rows"][-1])
-    assert found["growth"]["mib"] < 40
-    assert found["growth"]["files"] == 0, "jobs and scenes were deleted with their files"
-    assert found["growth"]["descriptors"] < 60
+    assert found["growth"]["mib"] < 100, "20 jobs fill the cache of open files, which is bounded"
+    assert found["rows"][-1]["descriptors"] < 400
+    assert found["growth"]["files"] == 0, "jobs and scenes are deleted with their files"

@@ -10,6 +10,7 @@ import sys
 import threading
 import time
 import uuid
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -24,6 +25,8 @@ from sader.viewer.worker.process import WorkerProcess
 
 MOST_ATTEMPTS = 3
 """Starts of a job during which the server may be stopped before the job fails."""
+RETRY_S = 1.0
+"""Seconds until the next attempt after an error of the queue."""
 SWEEP_S = 60.0
 """Seconds between deletions of expired results and uploads."""
 _TABLE = """
@@ -72,6 +75,12 @@ class JobStore:
         except sqlite3.Error as error:
             raise OutputError(f"cannot use {path}: {error}. Move it away; a new file is created.") from error
 
+    def _execute(self, statement: str, values: Sequence[Any] = ()) -> sqlite3.Cursor:
+        try:
+            return self._db.execute(statement, values)
+        except sqlite3.Error as error:
+            raise OutputError(f"cannot use the table of jobs: {error}. Free space on the server's disk.") from error
+
     def close(self) -> None:
         with self._lock:
             self._db.close()
@@ -83,7 +92,7 @@ class JobStore:
         with self._lock:
             if self.open_count() >= most:
                 raise QueueFullError(f"{most} jobs wait or run already, the limit of this server. Try again later.")
-            self._db.execute(
+            self._execute(
                 f"INSERT INTO jobs ({_COLUMNS}) "
                 "VALUES (?, 'accepted', 0, 'waiting', ?, NULL, '[]', 0, ?, NULL, NULL, ?)",
                 (name, json.dumps(request), now, now),
@@ -92,7 +101,7 @@ class JobStore:
 
     def get(self, name: str) -> Job:
         with self._lock:
-            row = self._db.execute(f"SELECT {_COLUMNS} FROM jobs WHERE id = ?", (name,)).fetchone()
+            row = self._execute(f"SELECT {_COLUMNS} FROM jobs WHERE id = ?", (name,)).fetchone()
         if row is None:
             raise NoSuchJobError(f"there is no job {name[:80]}; it may have expired.")
         return _job(row)
@@ -101,7 +110,7 @@ class JobStore:
         """Return the jobs, newest first."""
         where, values = ("WHERE status = ?", [status]) if status else ("", [])
         with self._lock:
-            rows = self._db.execute(
+            rows = self._execute(
                 f"SELECT {_COLUMNS} FROM jobs {where} ORDER BY created DESC, rowid DESC LIMIT ? OFFSET ?",
                 (*values, limit, offset),
             ).fetchall()
@@ -110,14 +119,14 @@ class JobStore:
     def open_count(self) -> int:
         """Return the number of jobs that wait or run."""
         with self._lock:
-            row = self._db.execute("SELECT count(*) FROM jobs WHERE status IN ('accepted', 'running')").fetchone()
+            row = self._execute("SELECT count(*) FROM jobs WHERE status IN ('accepted', 'running')").fetchone()
         return int(row[0])
 
     def take(self) -> Job | None:
         """Mark the job that has waited longest as running and return it; None where none waits."""
         now = time.time()
         with self._lock:
-            row = self._db.execute(
+            row = self._execute(
                 "UPDATE jobs SET status = 'running', attempts = attempts + 1, started = coalesce(started, ?), "
                 "updated = ?, message = 'starting' WHERE id = (SELECT id FROM jobs WHERE status = 'accepted' "
                 "ORDER BY created, rowid LIMIT 1) RETURNING id",
@@ -128,7 +137,7 @@ class JobStore:
     def advance(self, name: str, progress: int, message: str) -> None:
         """Store the progress of a running job; it never decreases."""
         with self._lock:
-            self._db.execute(
+            self._execute(
                 "UPDATE jobs SET progress = max(progress, ?), message = ?, updated = ? "
                 "WHERE id = ? AND status = 'running'",
                 (progress, message, time.time(), name),
@@ -139,13 +148,13 @@ class JobStore:
         with self._lock:
             job = self.get(name)
             if text not in job.notices:
-                self._db.execute("UPDATE jobs SET notices = ? WHERE id = ?", (json.dumps([*job.notices, text]), name))
+                self._execute("UPDATE jobs SET notices = ? WHERE id = ?", (json.dumps([*job.notices, text]), name))
 
     def end(self, name: str, status: str, message: str, outcome: dict[str, Any] | None = None) -> bool:
         """End a job that waits or runs; return whether it did."""
         now = time.time()
         with self._lock:
-            done = self._db.execute(
+            done = self._execute(
                 "UPDATE jobs SET status = ?, message = ?, outcome = ?, finished = ?, updated = ?, "
                 "progress = CASE WHEN ? = 'successful' THEN 100 ELSE progress END "
                 "WHERE id = ? AND status IN ('accepted', 'running')",
@@ -157,7 +166,7 @@ class JobStore:
         """Mark a job as dismissed; return its state before."""
         with self._lock:
             before = self.get(name)
-            self._db.execute(
+            self._execute(
                 "UPDATE jobs SET status = 'dismissed', message = 'dismissed', outcome = NULL, updated = ?, "
                 "finished = coalesce(finished, ?) WHERE id = ?",
                 (time.time(), time.time(), name),
@@ -171,7 +180,7 @@ class JobStore:
                 if job.attempts >= most_attempts:
                     text = f"the server stopped {job.attempts} times during this job; it is not started again."
                     self.end(job.id, "failed", text, {"error": "WorkerError", "text": text})
-            self._db.execute(
+            self._execute(
                 "UPDATE jobs SET status = 'accepted', message = 'waiting again after a restart', updated = ? "
                 "WHERE status = 'running'",
                 (time.time(),),
@@ -180,7 +189,7 @@ class JobStore:
     def expire(self, before: float) -> list[str]:
         """Delete the jobs that ended before a time; return their ids."""
         with self._lock:
-            rows = self._db.execute(
+            rows = self._execute(
                 "DELETE FROM jobs WHERE finished IS NOT NULL AND finished < ? RETURNING id", (before,)
             ).fetchall()
         return [row[0] for row in rows]
@@ -269,20 +278,21 @@ class JobRunner:
 
     def _run(self) -> None:
         swept = 0.0
-        while True:
-            with self._changed:
-                if self._stop:
-                    return
-                job = self.store.take()
-                self._current = None if job is None else job.id
-                if job is None:
-                    self._changed.wait(timeout=1.0)
-            if job is not None:
-                self._work(job)
-            if time.monotonic() - swept > SWEEP_S:
-                swept = time.monotonic()
-                with contextlib.suppress(OSError, SaderError):
+        while not self._stop:
+            try:
+                with self._changed:
+                    job = self.store.take()
+                    self._current = None if job is None else job.id
+                    if job is None:
+                        self._changed.wait(timeout=1.0)
+                if job is not None:
+                    self._work(job)
+                if time.monotonic() - swept > SWEEP_S:
+                    swept = time.monotonic()
                     self.sweep()
+            except Exception as error:  # a full disk, for example; jobs that wait are tried again
+                print(f"queue: {type(error).__name__}: {error}", file=sys.stderr)
+                time.sleep(RETRY_S)
 
     def _work(self, job: Job) -> None:
         place = self.folder_of(job.id)
@@ -295,14 +305,14 @@ class JobRunner:
                 "target": self.folder.relative(place),
             }
             outcome, _ = self.worker.call("remove", arguments, on_event=lambda event: self._on_event(job.id, event))
-            self.store.end(job.id, "successful", "done", outcome)
+            self._end(job.id, "successful", "done", outcome)
         except Exception as error:
             # No error of a job may end this thread; unexpected ones are printed on the terminal.
             if not isinstance(error, SaderError):
                 print(f"job {job.id}: {type(error).__name__}: {error}", file=sys.stderr)
                 error = WorkerError("the job could not be run; details are in the server's terminal.")
             if not self._stop:  # otherwise the job is queued again at the next start
-                self.store.end(job.id, "failed", str(error), {"error": type(error).__name__, "text": str(error)})
+                self._end(job.id, "failed", str(error), {"error": type(error).__name__, "text": str(error)})
         finally:
             with self._changed:
                 self._current = None
@@ -311,11 +321,22 @@ class JobRunner:
                         self._clean(job.id)
                 self._changed.notify_all()
 
+    def _end(self, name: str, status: str, message: str, outcome: dict[str, Any]) -> None:
+        """Store the end of a job, again and again where the disk is full: otherwise it would seem to run for ever."""
+        while not self._stop:
+            try:
+                self.store.end(name, status, message, outcome)
+                return
+            except OutputError as error:
+                print(f"job {name}: {error}", file=sys.stderr)
+                time.sleep(RETRY_S)
+
     def _on_event(self, name: str, event: dict[str, Any]) -> None:
-        if event["event"] == "notice":
-            self.store.note(name, event["text"])
-        else:
-            self.store.advance(name, int(event["progress"]), event["text"])
+        with contextlib.suppress(OutputError):  # a full disk; progress can be missing
+            if event["event"] == "notice":
+                self.store.note(name, event["text"])
+            else:
+                self.store.advance(name, int(event["progress"]), event["text"])
         if self.store.get(name).status == "dismissed":  # after it was taken, before the process had it
             self.worker.kill()
         self._notify()

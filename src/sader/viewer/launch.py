@@ -13,6 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from sader.errors import ConfigError, OutputError, require
+from sader.files import locked
+from sader.viewer.security.folder import STATE
 from sader.viewer.settings import ServeSettings, is_loopback
 
 LEAST_TOKEN = 16
@@ -31,17 +33,21 @@ def launch(settings: ServeSettings, *, token_file: Path | None, browser: bool, n
     shown = f"[{settings.host}]" if ":" in settings.host else settings.host
     address = f"http://{shown}:{port}/"
     app = build_app(replace(settings, port=port))
-    notify(f"serving {settings.data} at {address}")
-    if settings.token is not None:
-        if new:
-            notify(f"token: {settings.token}")
-        notify("other machines can reach this server: use a reverse proxy with https, or the token is sent unencrypted")
-    notify("stop with Ctrl-C")
-    if browser and is_loopback(settings.host):
-        timer = threading.Timer(1.0, webbrowser.open, [address])
-        timer.daemon = True
-        timer.start()
-    uvicorn.Server(server_config(app, settings)).run(sockets=[listening])
+    busy = f"another server uses {settings.data}. Stop it, or choose another folder."
+    with locked(settings.data / STATE / "server.lock", busy=busy):
+        notify(f"serving {settings.data} at {address}")
+        if settings.token is not None:
+            if new:
+                notify(f"token: {settings.token}")
+            notify(
+                "other machines can reach this server: use a reverse proxy with https, or the token is sent unencrypted"
+            )
+        notify("stop with Ctrl-C")
+        if browser and is_loopback(settings.host):
+            timer = threading.Timer(1.0, webbrowser.open, [address])
+            timer.daemon = True
+            timer.start()
+        uvicorn.Server(server_config(app, settings)).run(sockets=[listening])
 
 
 def server_config(app: Any, settings: ServeSettings) -> Any:

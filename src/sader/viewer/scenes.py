@@ -20,6 +20,7 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, BinaryIO
 
+from sader.errors import OutputError
 from sader.viewer.problems import ConflictError, NotFoundError, RequestError, TooLargeError
 from sader.viewer.security.folder import UPLOADS, DataFolder, upload_name
 from sader.viewer.settings import MIB, Limits
@@ -176,11 +177,13 @@ class SceneStore:
         if upload.received - upload.checked > CHECK_BYTES:
             upload.checked = upload.received
             self._check_storage()
-        upload.file.write(chunk)
+        with _enough_space():
+            upload.file.write(chunk)
 
     def keep_upload(self, upload: Upload) -> None:
         """Give a complete upload its name."""
-        upload.file.close()
+        with _enough_space():
+            upload.file.close()
         try:
             with _present(upload.scene):
                 os.link(upload.part, upload.target)  # atomic, and fails where the name exists
@@ -189,7 +192,8 @@ class SceneStore:
 
     def end_upload(self, upload: Upload) -> None:
         """Remove the temporary file of an upload."""
-        upload.file.close()
+        with contextlib.suppress(OSError):
+            upload.file.close()
         upload.part.unlink(missing_ok=True)
         with self._lock:
             if upload in self._uploads:
@@ -237,6 +241,14 @@ def _present(name: str) -> Iterator[None]:
         yield
     except (FileNotFoundError, NotADirectoryError) as error:
         raise _missing(name) from error
+
+
+@contextmanager
+def _enough_space() -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise OutputError(f"cannot store the upload: {error.strerror or error}. Free space on the server.") from error
 
 
 def _size_below(folder: Path) -> int:

@@ -69,7 +69,11 @@ class Service:
         if not place.is_dir():
             raise NotFoundError(f"{name} is not a folder.")
         found = []
-        for path in sorted(place.iterdir(), key=lambda path: path.name.lower()):
+        try:
+            paths = sorted(place.iterdir(), key=lambda path: path.name.lower())
+        except OSError as error:
+            raise NotFoundError(f"{name or 'the data folder'} cannot be listed: {error.strerror}.") from error
+        for path in paths:
             try:
                 real, size = path.resolve(strict=True), path.stat().st_size
             except (OSError, RuntimeError):

@@ -153,7 +153,11 @@ def _exchange(process: subprocess.Popen[bytes], request: bytes, on_event: Event 
         if "event" in message:
             taken = True
             if on_event is not None and message["event"] != "taken":
-                on_event(message)
+                try:
+                    on_event(message)
+                except BaseException:
+                    _kill(process)  # the rest of this request must not be read as the answer to the next one
+                    raise
             continue
         if "error" in message:
             raise error_named(message["error"], message["text"])
