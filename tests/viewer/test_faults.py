@@ -99,6 +99,8 @@ def test_the_model_is_loaded_once_for_all_jobs(tmp_path, monkeypatch):
     assert len(loaded.names) == 1
     shares = [event["progress"] for event in events if event["event"] == "stage"]
     assert max(shares) == 96, "progress comes from the tiles"
+    texts = [event["text"] for event in events if event["event"] == "stage"]
+    assert texts[:4] == ["checking the files", "loading the model", "removing clouds", "writing the result"]
 
 
 @pytest.mark.parametrize("name", ["ae", "uncrtaints"])
@@ -312,6 +314,21 @@ def test_an_incomplete_request_is_closed(server, start):
     if b"POST" in start:
         assert answer.startswith(b"HTTP/1.1 408")
     assert server.client.get("/conformance").status_code == 200
+
+
+def test_many_incomplete_requests_are_closed_while_others_are_answered(server):
+    lines = [connect(server) for _ in range(300)]
+    try:
+        for line in lines:
+            line.sendall(b"GET /conformance HTTP/1.1\r\nHost: localhost\r\nX: ")
+        assert server.client.get("/conformance").status_code == 200
+        end = time.monotonic() + 15
+        for line in lines:
+            line.settimeout(max(0.1, end - time.monotonic()))
+            assert line.recv(100) == b""
+    finally:
+        for line in lines:
+            line.close()
 
 
 def test_an_upload_that_stops_is_refused_and_removed(server):

@@ -226,9 +226,15 @@ class SceneWork:
             **reading,
         )
         self._stage("loading the model", 3)
+
+        def load(model: str | None, device: str | None) -> tuple[CloudRemover, str]:
+            loaded = self._load(model, device)
+            self._stage("removing clouds", 5)
+            return loaded
+
         report = run_remove(
             request,
-            load=self._load,
+            load=load,
             progress=self._progress,
             notice=lambda text: self.send({"event": "notice", "text": for_clients(text)}),
         )
