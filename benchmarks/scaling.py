@@ -17,9 +17,9 @@ from functools import partial
 import torch
 
 from sader.bands import BANDS_13
-from sader.checkpoint import Checkpoint, build_model
-from sader.inference.export import example_inputs, load_any, make_graph
-from sader.inference.tile import TileGraph
+from sader.checkpoint import Checkpoint
+from sader.inference.onnx import TileGraph, example_inputs, load_any, make_graph
+from sader.models import build_model
 from sader.presets import get_preset
 
 WHY = {

@@ -20,13 +20,12 @@ import torch
 from pytorch_lightning import Trainer
 from torch.utils.data import DataLoader
 
-from sader.checkpoint import build_model
-from sader.config import ModelConfig
 from sader.data.bank import SeriesBank, SeriesMaker
 from sader.data.batch import SeriesBatch
 from sader.data.plan import MakerSettings
 from sader.data.shards import SeriesRecord
-from sader.presets import get_preset
+from sader.models import build_model
+from sader.presets import ModelConfig, get_preset
 from sader.training.config import TrainConfig
 from sader.training.module import TrainingModule
 from sader.training.objective import Objective

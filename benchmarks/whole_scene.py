@@ -81,7 +81,6 @@ def clear_part(
     device: str,
     batch: int | None,
     backend: str | None,
-    fused: bool | None = None,
 ) -> dict[str, Any]:
     """Clear the first rows of tiles (0 = the whole scene, to the end) and return what was measured."""
     import torch
@@ -89,10 +88,10 @@ def clear_part(
     from sader.geo.align import build_stack
     from sader.geo.read.sources import open_sources
     from sader.geo.scene.run import SceneOptions, clear_scene
-    from sader.inference.remover import CloudRemover, RemoverOptions
+    from sader.inference.remover import CloudRemover
     from sader.inference.tiling import plan_windows
 
-    remover = CloudRemover.from_pretrained(model, device=device, options=RemoverOptions(fused=fused))
+    remover = CloudRemover.from_pretrained(model, device=device)
     stack = build_stack(open_sources(paths), remover.config.network)
     overlap = min(remover.options.overlap, tile // 4)  # as `clear_scene` takes it
     windows = plan_windows(*stack.grid.shape, tile=tile, overlap=overlap)
@@ -180,7 +179,7 @@ class Stages:
         "finishing rows": ("sader.geo.scene.rows", "Finisher", "rows"),
         "writing rows": ("sader.geo.scene.cog", "RowFile", "write"),
         "keeping tiles (threads)": ("sader.geo.scene.resume", "WorkFolder", "save_tile"),
-        "computing and waiting for the turn (threads)": ("sader.inference.quicktiles", "QuickTiles", "__call__"),
+        "computing and waiting for the turn (threads)": ("sader.inference.accelerate", "AcceleratedTile", "__call__"),
     }
 
     def __init__(self) -> None:
@@ -215,9 +214,9 @@ class Stages:
             owner = getattr(importlib.import_module(module), kind)
             before.append((owner, attribute, getattr(owner, attribute)))
             setattr(owner, attribute, self._timed(name, getattr(owner, attribute)))
-        quick = importlib.import_module("sader.inference.quicktiles").QuickTiles
-        run = quick._run
-        before.append((quick, "_run", run))
+        quick = importlib.import_module("sader.inference.accelerate").AcceleratedTile
+        run = quick._computed
+        before.append((quick, "_computed", run))
 
         def between_events(*arguments: Any) -> Any:
             if not torch.cuda.is_available():
@@ -229,7 +228,7 @@ class Stages:
             self._events.append((first, last))
             return result
 
-        quick._run = between_events
+        quick._computed = between_events
         try:
             yield
         finally:
@@ -308,10 +307,7 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=0.0, help="stop after so long (one row at least); 0 = never")
     parser.add_argument("--tile", type=int, default=512)
     parser.add_argument("--batch", type=int, help="tiles at a time on a GPU")
-    parser.add_argument("--backend", help="torch, quick, onnx; default: quick on a GPU, else torch")
-    parser.add_argument(
-        "--fused", action=argparse.BooleanOptionalAction, help="kernels built by Triton; default: for large scenes"
-    )
+    parser.add_argument("--backend", help="torch, accelerated, onnx; default: accelerated on a GPU, else torch")
     parser.add_argument("--model", default="sader-s2-rgbn", help="shipped weights or a checkpoint file")
     parser.add_argument("--folder", type=Path, help="where the scene is made; default: a temporary folder")
     parser.add_argument("--out", type=Path, help="folder for whole_scene.json")
@@ -343,7 +339,7 @@ def main() -> None:
         )
         measured = clear_part(
             paths, rows, arguments.tile, arguments.seconds, arguments.model, arguments.device, arguments.batch,
-            arguments.backend, arguments.fused,
+            arguments.backend,
         )  # fmt: skip
     text = json.dumps(measured, indent=2)
     print(text, flush=True)

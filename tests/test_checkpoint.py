@@ -4,25 +4,25 @@ from __future__ import annotations
 
 import hashlib
 import json
+import resource
+import sys
+import time
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors import safe_open
+from safetensors.torch import load_file, save, save_file
 
 from sader import checkpoint as module
-from sader.checkpoint import (
-    build_model,
-    find_checkpoint,
-    load_checkpoint,
-    read_header,
-    save_checkpoint,
-    write_atomically,
-)
-from sader.config import ModelConfig, to_dict
+from sader.checkpoint import find_checkpoint, load_checkpoint, read_header, save_checkpoint
+from sader.config import to_dict
 from sader.errors import CheckpointError, ConfigError, OutputError
+from sader.files import write_atomically
 from sader.method.diffusion import Denoiser
-from sader.presets import get_preset
+from sader.models import build_model
+from sader.presets import ModelConfig, get_preset
 
 
 @pytest.fixture(scope="module")
@@ -34,7 +34,7 @@ def config() -> ModelConfig:
             "blocks": (1, 1),
             "fusion_width": 16,
             "cloud_widths": (8,),
-            "look_widths": (8,),
+            "refinement_widths": (8,),
             "emb_width": 16,
         },
         diffusion={"steps": 3},
@@ -103,7 +103,7 @@ def test_header_is_read_without_the_tensors(path, config, monkeypatch):
 def test_truncated_file(path, share):
     content = path.read_bytes()
     path.write_bytes(content[: int(share * len(content))])
-    with pytest.raises(CheckpointError, match=r"not a whole safetensors file .*download it again") as error:
+    with pytest.raises(CheckpointError, match=r"not a complete safetensors file .*download it again") as error:
         load_checkpoint(path)
     assert str(path) in str(error.value)
 
@@ -112,7 +112,7 @@ def test_truncated_file(path, share):
 def test_file_of_another_kind(tmp_path, content):
     file = tmp_path / "model.safetensors"
     file.write_bytes(content)
-    with pytest.raises(CheckpointError, match=r"model\.safetensors .* is not a whole safetensors file"):
+    with pytest.raises(CheckpointError, match=r"model\.safetensors .* is not a complete safetensors file"):
         load_checkpoint(file)
 
 
@@ -234,7 +234,7 @@ def test_find_by_path_and_by_shipped_name(path, tmp_path, monkeypatch):
 def test_the_folder_of_a_run_means_its_weights(path, tmp_path):
     run = tmp_path / "runs" / "first"
     run.mkdir(parents=True)
-    with pytest.raises(CheckpointError, match=r"first holds no model.safetensors; a run writes it when it ends"):
+    with pytest.raises(CheckpointError, match=r"first holds no model.safetensors; a training run writes it at its end"):
         find_checkpoint(run)
     (run / "model.safetensors").write_bytes(path.read_bytes())
     assert find_checkpoint(run) == find_checkpoint(str(run)) == run / "model.safetensors"
@@ -248,7 +248,106 @@ def test_find_says_where_it_looked(path, monkeypatch):
     assert "the shipped weights (model)" in str(error.value)
 
 
+COMMIT = "0123456789abcdef0123456789abcdef01234567"
+
+
 def test_find_names_the_hub_it_could_not_ask(monkeypatch):
     monkeypatch.setitem(__import__("sys").modules, "huggingface_hub", None)
     with pytest.raises(CheckpointError, match=r"the hub \(skipped: huggingface_hub is not installed\)"):
-        find_checkpoint("owner/name")
+        find_checkpoint(f"owner/name@{COMMIT}")
+
+
+@pytest.mark.parametrize("name", ["owner/name", "owner/name@main", f"owner/name@{COMMIT[:-1]}", "owner/name@v1.0"])
+def test_hub_downloads_are_pinned_to_a_commit(name, path, monkeypatch):
+    asked = []
+
+    def download(*given, **named):
+        asked.append((given, named))
+        return str(path)
+
+    hub, errors = ModuleType("huggingface_hub"), ModuleType("huggingface_hub.errors")
+    hub.hf_hub_download = download
+    errors.HfHubHTTPError = errors.LocalEntryNotFoundError = OSError
+    monkeypatch.setitem(sys.modules, "huggingface_hub", hub)
+    monkeypatch.setitem(sys.modules, "huggingface_hub.errors", errors)
+    with pytest.raises(CheckpointError, match=r"names no commit; write owner/name@ and the 40 digits"):
+        find_checkpoint(name)
+    assert not asked
+    assert find_checkpoint(f"owner/name@{COMMIT}") == path
+    assert asked == [(("owner/name", "model.safetensors"), {"revision": COMMIT})]
+
+
+# ------------------------------------------------------------------------------------------------ hostile files
+
+
+def rewritten(path, *, tensors=None, **changes):
+    """Write the checkpoint again with changes to its header or tensors."""
+    with safe_open(path, framework="pt") as file:
+        header = json.loads(file.metadata()["sader"])
+        values = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+    for key, value in changes.items():
+        header[key] = value(header[key]) if callable(value) else value
+    path.write_bytes(save(values | (tensors or {}), metadata={"sader": json.dumps(header)}))
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_weights_that_are_not_finite_are_refused(path, value):
+    with safe_open(path, framework="pt") as file:
+        name = next(name for name in file.keys() if name.endswith("stem.weight"))  # noqa: SIM118
+        tensor = file.get_tensor(name).clone()
+    tensor[0, 0, 0, 0] = value
+    rewritten(path, tensors={name: tensor})
+    with pytest.raises(CheckpointError, match=rf"1 tensors hold NaN or infinite values \(first: {name}\)"):
+        load_checkpoint(path)
+
+
+@pytest.mark.parametrize(
+    "network",
+    [
+        {"widths": [2**20, 2**21], "head_width": 2**20},
+        {"widths": [2**40, 2**41], "head_width": 2**40},
+        {"blocks": [100_000, 100_000]},
+        {"emb_width": 2**30},
+    ],
+    ids=["widths", "overflow", "blocks", "embedding"],
+)
+def test_sizes_are_compared_with_the_file_before_memory_is_taken(path, network):
+    rewritten(path, config=lambda config: {**config, "network": {**config["network"], **network}})
+    before, started = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss, time.perf_counter()
+    with pytest.raises(CheckpointError, match=r"does not fit its own config|describes no network"):
+        load_checkpoint(path)
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 200_000  # kilobytes
+    assert time.perf_counter() - started < 20
+
+
+@pytest.mark.parametrize("card", [["a", "list"], "text", 3])
+def test_a_card_that_is_no_mapping_is_refused(path, card):
+    rewritten(path, card=card)
+    with pytest.raises(CheckpointError, match=r"card of type \w+; expected a mapping"):
+        load_checkpoint(path)
+
+
+def test_doubled_bands_are_refused(path):
+    def doubled(config):
+        bands = config["network"]["bands"]
+        return {**config, "network": {**config["network"], "bands": [*bands[:-1], bands[0]]}}
+
+    rewritten(path, config=doubled)
+    with pytest.raises(CheckpointError, match="more than once"):
+        load_checkpoint(path)
+
+
+def test_names_of_older_files_are_read(path):
+    with safe_open(path, framework="pt") as file:
+        header = json.loads(file.metadata()["sader"])
+        values = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+    wanted = load_checkpoint(path)
+    network = header["config"]["network"]
+    network["look_widths"] = network.pop("refinement_widths")
+    old = {name.replace("network.mask_refinement.", "network.second_look."): value for name, value in values.items()}
+    assert old.keys() != values.keys()
+    path.write_bytes(save(old, metadata={"sader": json.dumps(header)}))
+    found = load_checkpoint(path)
+    assert found.config == wanted.config
+    for name, value in wanted.model.state_dict().items():
+        assert torch.equal(found.model.state_dict()[name], value)

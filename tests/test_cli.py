@@ -133,7 +133,7 @@ def test_export_takes_the_format_from_the_ending(capsys, monkeypatch, arguments,
         asked.append(format)
         return {}
 
-    monkeypatch.setattr("sader.inference.export.export_model", export_model)
+    monkeypatch.setattr("sader.inference.onnx.export_model", export_model)
     code, _, err = called(capsys, "export", "small", *arguments, "--json")
     assert (code, asked) == (0, [expected]), err
 
@@ -348,7 +348,8 @@ def tiny_checkpoint(tmp_path_factory):
     """A checkpoint of a very small network, with a card."""
     import torch
 
-    from sader.checkpoint import build_model, save_checkpoint
+    from sader.checkpoint import save_checkpoint
+    from sader.models import build_model
     from sader.presets import get_preset
 
     network = {
@@ -357,7 +358,7 @@ def tiny_checkpoint(tmp_path_factory):
         "fusion_width": 16,
         "emb_width": 16,
         "cloud_widths": (8,),
-        "look_widths": (8,),
+        "refinement_widths": (8,),
     }
     config = get_preset("small").replace(name="tiny", network=network)
     torch.manual_seed(0)

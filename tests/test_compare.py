@@ -68,7 +68,7 @@ def items() -> list[Item]:
 @pytest.fixture(scope="module")
 def weights(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """An untrained, tiny pix2pix in a run folder."""
-    from sader.checkpoint import build_model
+    from sader.models import build_model
     from sader.training.config import resolve
 
     tiny = ["width=4", "blocks=1", "judge_widths=[4,4]"]
@@ -169,8 +169,8 @@ def test_region_scores_are_those_of_the_region_alone():
 
 
 def test_costs_are_those_of_sader_info_and_grow_with_steps(tmp_path: Path):
-    from sader.checkpoint import build_model
     from sader.evaluation.reproduce.tiny import tiny_overrides
+    from sader.models import build_model
     from sader.training.config import resolve
 
     config = resolve("sen2_mtc_new", tiny_overrides("sen2_mtc_new")).model

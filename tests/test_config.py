@@ -8,9 +8,9 @@ from typing import Literal
 
 import pytest
 
-from sader.config import ModelConfig, from_dict, merge, parse_override, to_dict
+from sader.config import from_dict, merge, parse_override, to_dict
 from sader.errors import ConfigError
-from sader.presets import PRESETS, get_preset
+from sader.presets import PRESETS, ModelConfig, get_preset
 
 
 @dataclass(frozen=True)
@@ -141,7 +141,7 @@ def test_values_that_do_not_fit_together_are_refused_when_merged():
         get_preset("small").replace(network={"kernel": 4})
     # Two keys that only fit together are changed together.
     assert get_preset("small").replace(
-        network={"widths": (16, 32), "blocks": (1, 1), "cloud_widths": (8,), "look_widths": (8,)}
+        network={"widths": (16, 32), "blocks": (1, 1), "cloud_widths": (8,), "refinement_widths": (8,)}
     )
 
 

@@ -12,10 +12,11 @@ import numpy as np
 import pytest
 import torch
 
-from sader.checkpoint import Checkpoint, build_model
+from sader.checkpoint import Checkpoint
 from sader.data.synthetic.scene import make_series
 from sader.errors import ConfigError, OutputError
-from sader.inference.export import (
+from sader.inference.noise import NoiseField
+from sader.inference.onnx import (
     example_inputs,
     export_model,
     export_program,
@@ -23,12 +24,13 @@ from sader.inference.export import (
     load_any,
     make_graph,
     names_of,
+    open_session,
     write_onnx,
 )
-from sader.inference.noise import NoiseField
-from sader.inference.onnx import choose_backend, open_session
+from sader.inference.options import default_backend
 from sader.inference.remover import CloudRemover, RemoverOptions
 from sader.inference.tiling import Window
+from sader.models import build_model
 from sader.presets import get_preset
 
 pytest.importorskip("onnx")
@@ -36,7 +38,7 @@ pytest.importorskip("onnxruntime")
 
 SMALL = {
     "widths": (16, 16, 32), "blocks": (1, 1, 1), "fusion_width": 16, "key_width": 16, "emb_width": 32,
-    "cloud_widths": (8, 8), "look_widths": (8, 8),
+    "cloud_widths": (8, 8), "refinement_widths": (8, 8),
 }  # fmt: skip
 
 
@@ -182,7 +184,7 @@ def test_the_onnx_backend_gives_what_torch_gives(checkpoint, given):
     np.testing.assert_allclose(made.clear, wanted.clear, atol=1e-4)
     np.testing.assert_allclose(made.cloud, wanted.cloud, atol=1e-6)
     np.testing.assert_allclose(made.spread, wanted.spread, atol=1e-4)
-    with pytest.raises(ConfigError, match="Euler steps alone"):
+    with pytest.raises(ConfigError, match="Euler steps without resampling"):
         other.predict(scene.cloudy, steps="2+1")
 
 
@@ -206,16 +208,15 @@ def test_what_cannot_be_exported_says_why(tmp_path):
     assert not list(tmp_path.iterdir())
 
 
-def test_auto_takes_the_fastest_and_a_cpu_stays_exact_unless_asked():
-    cpu, cuda = torch.device("cpu"), torch.device("cuda")
-    assert choose_backend("auto", device=cpu) == choose_backend("auto", device=cuda) == "quick"
-    assert choose_backend(None, device=cuda) == "quick"
-    assert choose_backend(None, device=cpu) == "torch"
-    assert choose_backend("onnx", device=cpu) == "onnx"
-    with pytest.raises(ConfigError, match="computes on the CPU"):
-        choose_backend("onnx", device=cuda)
+def test_a_gpu_is_accelerated_and_a_cpu_exact_by_default(checkpoint):
+    assert default_backend(torch.device("cuda")) == "accelerated"
+    assert default_backend(torch.device("cpu")) == "torch"
     with pytest.raises(ConfigError, match="did you mean torch"):
-        choose_backend("troch", device=cpu)
+        RemoverOptions(backend="troch")
+    remover = CloudRemover(checkpoint, device="cpu", options=RemoverOptions(backend="onnx"))
+    remover.device = torch.device("cuda")  # in name alone
+    with pytest.raises(ConfigError, match="computes on the CPU"):
+        remover._tile  # noqa: B018
 
 
 @pytest.mark.slow

@@ -17,11 +17,9 @@ PACKAGE = Path(sader.__file__).parent
 CORE = {"torch", "numpy", "einops", "safetensors"}
 EDGE_PACKAGES = {"rasterio", "xarray", "dask", "pystac", "pytorch_lightning", "typer", "rich", "PIL", "fastapi", "yaml"}
 
-OPTIONAL = {f"model.{name}": {"triton"} for name in ("kernels", "joinkernels", "datekernels", "nearkernels")}
-
 # Lowest first. A module may import from its own folder and from those before it.
 RANKS: tuple[tuple[str, ...], ...] = (
-    ("errors", "_version", "files", "bands", "bandnames", "config"),
+    ("errors", "_version", "files", "bands", "config"),
     ("model",),
     ("method",),
     ("data",),
@@ -35,13 +33,6 @@ RANKS: tuple[tuple[str, ...], ...] = (
     ("demo", "viewer"),
     ("cli", "__main__"),
 )
-UPWARD = {
-    ("config", "sader.method.diffusion"),
-    ("config", "sader.model.mtcdn"),
-    ("inference.remover", "sader.geo.files"),
-    ("inference.remover", "sader.geo.xarray.cube"),
-}
-"""Imports that still point up."""
 
 
 def rank_of(module: str) -> int | None:
@@ -86,7 +77,7 @@ def test_imports_point_down(module, path):
     rank = rank_of(module)
     assert rank is not None, f"{module} is in no folder of RANKS"
     for name in imports(path):
-        if name.startswith("sader.") and (module, name) not in UPWARD:
+        if name.startswith("sader."):
             target = rank_of(name.removeprefix("sader."))
             assert target is not None, f"{module} imports {name}, which is in no folder of RANKS"
             assert target <= rank, f"{module} imports {name}, which lies above it"
@@ -101,7 +92,7 @@ def test_model_and_method_import_the_core_only(module, path):
     standard = set(sys.stdlib_module_names)
     for name in imports(path):
         package = name.split(".")[0]
-        assert package in CORE | standard | {"sader"} | OPTIONAL.get(module, set()), f"{module} imports {name}"
+        assert package in CORE | standard | {"sader"}, f"{module} imports {name}"
 
 
 def test_optional_packages_are_never_imported_at_the_top():

@@ -146,11 +146,12 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A tiny network with an error head, as a checkpoint file."""
     import torch
 
-    from sader.checkpoint import build_model, save_checkpoint
+    from sader.checkpoint import save_checkpoint
+    from sader.models import build_model
     from sader.presets import get_preset
 
     network = {"widths": (16, 32), "blocks": (1, 1), "fusion_width": 16, "key_width": 8, "emb_width": 16, "kernel": 3,
-               "cloud_widths": (8,), "look_widths": (8,)}  # fmt: skip
+               "cloud_widths": (8,), "refinement_widths": (8,)}  # fmt: skip
     config = get_preset("small").replace(name="tiny", network=network)
     torch.manual_seed(0)
     path = tmp_path_factory.mktemp("weights") / "tiny.safetensors"

@@ -63,7 +63,7 @@ def test_a_window_is_a_part_of_the_whole(matched):
         np.testing.assert_allclose(part, whole[:, :, *window.slices], atol=2e-6)
 
 
-def test_dates_in_the_same_light_are_left_alone():
+def test_dates_in_the_already_matched_are_left_alone():
     cloudy, mask = scene()
     cloudy[1] = (cloudy[1] - 0.03) / 0.8
     match = SceneMatch.fit(
@@ -109,7 +109,7 @@ def test_feather_meets_the_clear_pixels_and_fades():
 def deep_in_a_hole(seen: float, cloud: float = 0.7) -> tuple[torch.Tensor, torch.Tensor]:
     """Return the correction of the stated error at a hole's far end, for a tile of which a strip `seen` is clear."""
     from sader.model.composite import prepare_dates
-    from sader.model.uncertainty import steady_correction
+    from sader.model.heads import steady_correction
 
     land = torch.rand(1, 1, 3, 256, 256, generator=torch.Generator().manual_seed(0)) * 0.1 - 0.8
     cloudy = torch.cat([land, land + 0.02 * torch.randn(land.shape, generator=torch.Generator().manual_seed(1))], dim=1)

@@ -54,7 +54,7 @@ def test_a_changed_byte_is_noticed(tmp_path, monkeypatch):
 
 
 def test_budget(remover):
-    assert sum(p.numel() for p in remover.denoiser.parameters()) <= 8_000_000
+    assert sum(p.numel() for p in remover.model.parameters()) <= 8_000_000
     assert checkpoint.shipped()["sader-s2-rgbn"].stat().st_size <= 16 * 2**20
     assert remover.bands == BANDS_RGBN
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -15,7 +16,6 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 import sader
-from sader.data.batch import to_model_range, to_reflectance
 from sader.data.synthetic.scene import SyntheticSeries, demo_scene
 from sader.figures.picture import (
     Panel,
@@ -29,8 +29,8 @@ from sader.figures.picture import (
 )
 from sader.method.diffusion import MeanReverting
 from sader.method.losses import CloudAwareLoss, CloudAwareLossConfig, cloud_thickness
-from sader.method.resampling import Resampler, ResamplerConfig, outlier_mask
-from sader.method.sampling import karras_sigmas, sample
+from sader.method.resampling import Resampler, ResamplerConfig, fuse, outlier_mask
+from sader.model.blocks import to_model_range, to_reflectance
 
 IMAGES = Path(__file__).parents[1] / "docs" / "images"
 ROWS, COLUMNS = slice(0, 256), slice(128, 384)
@@ -106,7 +106,7 @@ def dates() -> None:
     remover = sader.CloudRemover.from_pretrained("sader-s2-rgbn", device="cpu")
     show = colours(series)
     with torch.inference_mode():
-        condition = remover.network.condition(
+        condition = remover.denoiser.network.condition(
             to_model_range(torch.from_numpy(series.cloudy))[None],
             cloud=torch.from_numpy(series.cloud_mask)[None].float(),
             reference=torch.tensor([series.reference]),
@@ -134,28 +134,24 @@ def resampling() -> None:
     process = remover.denoiser.config
     found: list[tuple[float, Tensor, Tensor]] = []
 
-    class Watching(Resampler):
-        def _fuse(self, previous: Tensor, candidate: Tensor, mean: Tensor, *, noise_mean: float) -> Tensor:
-            fused = super()._fuse(previous, candidate, mean, noise_mean=noise_mean)
-            mask = outlier_mask(previous, candidate, mean, threshold=self.config.threshold)
-            found.append((noise_mean / process.alpha, mask[0, 0], fused[0]))
-            return fused
+    def watched(previous: Tensor, candidate: Tensor, mean: Tensor, *, noise_mean: float, **given: Any) -> Tensor:
+        fused = fuse(previous, candidate, mean, noise_mean=noise_mean, **given)
+        mask = outlier_mask(previous, candidate, mean, threshold=given["config"].threshold)
+        found.append((noise_mean / process.alpha, mask[0, 0], fused[0]))
+        return fused
 
     with torch.inference_mode():
-        condition = remover.network.condition(
+        condition = remover.denoiser.network.condition(
             to_model_range(torch.from_numpy(series.cloudy))[None],
             cloud=torch.from_numpy(series.cloud_mask)[None].float(),
             reference=torch.tensor([series.reference]),
         )
         generator = torch.Generator().manual_seed(0)
-        sample(
-            lambda x, sigma: remover.denoiser(x, sigma, condition),
-            condition.mean,
+        remover.denoiser.clear_image(
+            condition,
             lambda draw: torch.randn(condition.mean.shape, generator=generator),
-            karras_sigmas(4, sigma_min=process.sigma_min, sigma_max=process.sigma_max),
-            alpha=process.alpha,
-            initial=condition.mean,
-            correction=Watching(ResamplerConfig(), present=condition.present),
+            steps=4,
+            correction=Resampler(ResamplerConfig(), present=condition.present, fuse=watched),
         )
     show = colours(series)
     above = [Panel(mask_picture(mask.numpy()), f"outliers at sigma {level:.3f}") for level, mask, _ in found]

@@ -1,6 +1,6 @@
 """SADER: one cloud-free image from several cloudy satellite acquisitions.
 
-The names below are resolved when first used, so that `import sader` costs nothing.
+The names below are imported when first used, so that `import sader` is fast.
 """
 
 from __future__ import annotations
@@ -12,6 +12,9 @@ from sader._version import __version__
 
 _WHERE = {
     "CloudRemover": "sader.inference.remover",
+    "RemoverOptions": "sader.inference.options",
+    "remove_files": "sader.geo.files",
+    "remove_xarray": "sader.geo.xarray.cube",
     "MTCDN": "sader.model.mtcdn",
     "MTCDNConfig": "sader.model.mtcdn",
     "Denoiser": "sader.method.diffusion",
@@ -27,7 +30,7 @@ _WHERE = {
     "SaderError": "sader.errors",
 }
 
-# Written out, because readers of source (ruff, mypy, editors) do not run it; a test compares it with `_WHERE`.
+# Written out for tools that read the source (ruff, mypy, editors); a test compares it with `_WHERE`.
 __all__ = [
     "MTCDN",
     "CloudAwareLoss",
@@ -35,6 +38,7 @@ __all__ = [
     "Denoiser",
     "DiffusionConfig",
     "MTCDNConfig",
+    "RemoverOptions",
     "Resampler",
     "SaderError",
     "__version__",
@@ -42,6 +46,8 @@ __all__ = [
     "get_preset",
     "karras_sigmas",
     "load_checkpoint",
+    "remove_files",
+    "remove_xarray",
     "sample",
     "save_checkpoint",
 ]
@@ -60,6 +66,9 @@ def __dir__() -> list[str]:
 if TYPE_CHECKING:
     from sader.checkpoint import load_checkpoint, save_checkpoint
     from sader.errors import SaderError
+    from sader.geo.files import remove_files
+    from sader.geo.xarray.cube import remove_xarray
+    from sader.inference.options import RemoverOptions
     from sader.inference.remover import CloudRemover
     from sader.method.diffusion import Denoiser, DiffusionConfig
     from sader.method.losses import CloudAwareLoss

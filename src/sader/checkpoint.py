@@ -1,70 +1,63 @@
-"""Checkpoints: one safetensors file with the model's config and card inside; strict loading, nothing unpickled.
+"""Checkpoints: one safetensors file with the model's config and card; strict loading, nothing is unpickled.
 
-Shipped weights live in the package folder `weights/`. Names are resolved in the order: file, shipped name, hub
-repository (`owner/name`, only with huggingface_hub installed).
+Shipped weights are in the package folder `weights/`. Names are resolved in this order: file, run folder, shipped name,
+hub repository `owner/name@revision` (needs huggingface_hub).
 """
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, overload
+from typing import TYPE_CHECKING, Any
 
 import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 
 from sader.bands import BANDS_RGBN
-from sader.baselines.baseline import Baseline, BaselineModelConfig
-from sader.config import ModelConfig, to_dict
+from sader.config import to_dict
 from sader.errors import CheckpointError, did_you_mean
 from sader.files import write_atomically
-from sader.method.diffusion import Denoiser
-from sader.model.mtcdn import MTCDN
-from sader.models import AnyModelConfig, build_baseline, model_from_dict
+from sader.models import build_model, model_from_dict
+
+if TYPE_CHECKING:
+    from sader.models import AnyModel, AnyModelConfig
 
 FORMAT = 1
 WEIGHTS_DIR = Path(__file__).parent / "weights"
 HUB_FILE = "model.safetensors"
 CHECKSUM_FILE = "SHA256SUMS"
+REVISION_LENGTH = 40
+"""Hexadecimal digits of a commit: a hub download names one, because branches and tags can move."""
+RENAMED_KEYS = {"look_widths": "refinement_widths"}
+RENAMED_TENSORS = {"network.second_look.": "network.mask_refinement."}
+"""Names in older files -> names in this version."""
 
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """A model with what is known about it."""
+    """A model with its config and card."""
 
-    model: Denoiser | Baseline
+    model: AnyModel
     config: AnyModelConfig
     card: dict[str, Any] = field(default_factory=dict)
     """Training data, licence, command, commit, figures: free keys, plain values."""
 
 
-@overload
-def build_model(config: ModelConfig) -> Denoiser: ...
-@overload
-def build_model(config: BaselineModelConfig) -> Baseline: ...
-@overload
-def build_model(config: AnyModelConfig) -> Denoiser | Baseline: ...
-def build_model(config: AnyModelConfig) -> Denoiser | Baseline:
-    """Return the untrained model that `config` describes: SADER's denoiser, or a baseline system."""
-    if isinstance(config, BaselineModelConfig):
-        return build_baseline(config)
-    return Denoiser(MTCDN(config.network), config.diffusion)
-
-
 def save_checkpoint(
     path: str | Path,
-    model: Denoiser | Baseline,
+    model: AnyModel,
     config: AnyModelConfig,
     *,
     card: dict[str, Any] | None = None,
     dtype: torch.dtype = torch.float32,
 ) -> None:
-    """Write the model to `path` as a whole or not at all. dtype=torch.float16 halves the file."""
-    # Buffers (the embeddings' frequencies) keep their precision: an angle is a frequency times a large number.
+    """Write the model to `path`, complete or not at all. dtype=torch.float16 halves the file."""
+    # Buffers (the frequencies of the embeddings) keep their precision: they are multiplied by large numbers.
     learned = {name for name, _ in model.named_parameters()}
     tensors = {
         name: value.detach().to("cpu", dtype if name in learned else value.dtype).contiguous()
@@ -75,62 +68,118 @@ def save_checkpoint(
 
 
 def load_checkpoint(path: str | Path) -> Checkpoint:
-    """Return the checkpoint stored at `path`, in float32 on the CPU and in evaluation mode."""
+    """Return the checkpoint stored at `path`, in float32 on the CPU and in evaluation mode.
+
+    The tensors in the file are compared with the config before memory is allocated for the model.
+    """
     path = Path(path)
-    header, tensors = _read(path)
-    config = model_from_dict(header["config"], where=f"{path.name}: config")
-    model = build_model(config)
-    wanted, found = model.state_dict(), tensors
-    missing, extra = sorted(wanted.keys() - found.keys()), sorted(found.keys() - wanted.keys())
-    wrong = sorted(name for name in wanted.keys() & found.keys() if wanted[name].shape != found[name].shape)
-    if missing or extra or wrong:
-        first = (missing + extra + wrong)[0]
+    with _opened(path) as file:
+        header = _header(path, file)
+        config = model_from_dict(header["config"], where=f"{path.name}: config")
+        doubled = sorted({band for band in config.network.bands if config.network.bands.count(band) > 1})
+        if doubled:
+            raise CheckpointError(f"{path}: its config lists {', '.join(doubled)} more than once. Get the file again.")
+        stored = {_current_name(name): name for name in file.keys()}  # noqa: SIM118 - safe_open is no dictionary
+        _check_count(path, config, len(stored))
+        try:
+            with torch.device("meta"):
+                expected = {name: value.shape for name, value in build_model(config).state_dict().items()}
+        except RuntimeError as error:  # sizes that overflow
+            raise CheckpointError(f"{path}: its config describes no network ({error}). Get the file again.") from error
+        _check_shapes(path, expected, {new: file.get_slice(old).get_shape() for new, old in stored.items()})
+        tensors = {new: file.get_tensor(old) for new, old in stored.items()}
+    bad = sorted(name for name, value in tensors.items() if not bool(value.isfinite().all()))
+    if bad:
         raise CheckpointError(
-            f"{path} does not fit its own config: {len(missing)} tensors missing, {len(extra)} unknown, "
-            f"{len(wrong)} of another shape (first: {first}). It was written by another version; get the file again."
+            f"{path}: {len(bad)} tensors hold NaN or infinite values (first: {bad[0]}). The training diverged or the "
+            "file is damaged; use an earlier checkpoint or get the file again."
         )
-    model.load_state_dict({name: found[name].to(wanted[name].dtype) for name in wanted}, strict=True)
-    return Checkpoint(model=model.eval(), config=config, card=header.get("card", {}))
+    with torch.random.fork_rng(devices=[]):  # building a model draws random weights
+        model = build_model(config)
+    own = model.state_dict()
+    model.load_state_dict({name: value.to(own[name].dtype) for name, value in tensors.items()}, strict=True)
+    return Checkpoint(model=model.eval(), config=config, card=header["card"])
+
+
+def _check_count(path: Path, config: AnyModelConfig, found: int) -> None:
+    """Refuse a config with more blocks than the file has tensors, before a network is built from it."""
+    for name, value in asdict(config.network).items():
+        layers = sum(value) if isinstance(value, tuple) and all(isinstance(one, int) for one in value) else value
+        if any(word in name for word in ("block", "depth", "layer")) and isinstance(layers, int) and layers > found:
+            raise CheckpointError(
+                f"{path} does not fit its own config: {name} is {layers}, but it holds {found} tensors. Get the file "
+                "again."
+            )
+
+
+def _check_shapes(path: Path, expected: dict[str, torch.Size], found: dict[str, list[int]]) -> None:
+    missing, extra = sorted(expected.keys() - found.keys()), sorted(found.keys() - expected.keys())
+    wrong = sorted(name for name in expected.keys() & found.keys() if list(expected[name]) != list(found[name]))
+    if missing or extra or wrong:
+        raise CheckpointError(
+            f"{path} does not fit its own config: {len(missing)} tensors missing, {len(extra)} unknown, {len(wrong)} "
+            f"of another shape (first: {(missing + extra + wrong)[0]}). It was written by another version; get the "
+            "file again."
+        )
+
+
+def _current_name(name: str) -> str:
+    for old, new in RENAMED_TENSORS.items():
+        if name.startswith(old):
+            return new + name.removeprefix(old)
+    return name
 
 
 def read_header(path: str | Path) -> dict[str, Any]:
     """Return config and card of a checkpoint as dictionaries, without loading its tensors."""
-    return _read(Path(path), tensors=False)[0]
+    path = Path(path)
+    with _opened(path) as file:
+        return _header(path, file)
 
 
-def _read(path: Path, *, tensors: bool = True) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
+@contextlib.contextmanager
+def _opened(path: Path) -> Iterator[Any]:
     if not path.is_file():
         raise CheckpointError(f"no checkpoint at {path}; expected a .safetensors file.")
     try:
         with safe_open(path, framework="pt") as file:
-            metadata = file.metadata() or {}
-            values = {name: file.get_tensor(name) for name in file.keys()} if tensors else {}  # noqa: SIM118
-    except (SafetensorError, OSError, ValueError) as error:
+            yield file
+    except (SafetensorError, OSError) as error:
         raise CheckpointError(
-            f"{path} ({path.stat().st_size} bytes) is not a whole safetensors file ({error}). "
+            f"{path} ({path.stat().st_size} bytes) is not a complete safetensors file ({error}). "
             "It may be truncated or of another kind: copy or download it again."
         ) from error
+
+
+def _header(path: Path, file: Any) -> dict[str, Any]:
+    metadata = file.metadata() or {}
     if "sader" not in metadata:
         raise CheckpointError(f"{path} is a safetensors file without a sader config; expected one written by sader.")
     try:
         header = json.loads(metadata["sader"])
         known = header["format"] == FORMAT and isinstance(header["config"], dict)
-    except (ValueError, KeyError, TypeError) as error:
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise CheckpointError(f"{path} has an unreadable sader header ({error}); download it again.") from error
     if not known:
         raise CheckpointError(
             f"{path} has checkpoint format {header.get('format')}; this version reads {FORMAT}. Update sader."
         )
-    return header, values
+    card = header.setdefault("card", {})
+    if not isinstance(card, dict):
+        raise CheckpointError(f"{path} has a card of type {type(card).__name__}; expected a mapping. Get it again.")
+    network = header["config"].get("network")
+    if isinstance(network, dict):
+        header["config"]["network"] = {RENAMED_KEYS.get(key, key): value for key, value in network.items()}
+    return header
 
 
 def shipped() -> dict[str, Path]:
-    """Return the weights inside the package, name -> file."""
+    """Return the weights in the package, name -> file."""
     return {path.stem: path for path in sorted(WEIGHTS_DIR.glob("*.safetensors"))}
 
 
 def checksums() -> dict[str, str]:
-    """Return the SHA-256 of every file of the weights folder, by its path in there (as `sha256sum` writes it)."""
+    """Return the SHA-256 of every file in the weights folder, by its relative path (the format of `sha256sum`)."""
     listing = WEIGHTS_DIR / CHECKSUM_FILE
     if not listing.is_file():
         return {}
@@ -139,7 +188,7 @@ def checksums() -> dict[str, str]:
 
 
 def verified(path: Path) -> Path:
-    """Return the path of a shipped file after checking that it holds what was shipped."""
+    """Return the path of a shipped file after checking its SHA-256."""
     known = checksums().get(path.relative_to(WEIGHTS_DIR).as_posix())
     found = hashlib.sha256(path.read_bytes()).hexdigest()
     if known != found:
@@ -157,7 +206,10 @@ def shipped_guide(name: str, bands: Sequence[str]) -> Path | None:
 
 
 def find_checkpoint(name_or_path: str | Path) -> Path:
-    """Return the file for a path, a run's folder, a shipped name or a hub repository; say where it looked for none."""
+    """Return the file for a path, a run's folder, a shipped name or a hub repository "owner/name@commit".
+
+    The error for an unknown name lists where it was looked for.
+    """
     text = str(name_or_path)
     path = Path(name_or_path)
     if path.is_file():
@@ -167,19 +219,31 @@ def find_checkpoint(name_or_path: str | Path) -> Path:
         return verified(names[text])
     if path.is_dir() and text:
         if not (path / HUB_FILE).is_file():
-            raise CheckpointError(f"the folder {text} holds no {HUB_FILE}; a run writes it when it ends.")
+            raise CheckpointError(f"the folder {text} holds no {HUB_FILE}; a training run writes it at its end.")
         return path / HUB_FILE
     looked = [f"the file {text}", f"the shipped weights ({', '.join(names) or 'none yet'})"]
-    if text.count("/") == 1 and not path.suffix and not path.is_absolute():
-        try:
-            from huggingface_hub import hf_hub_download
-            from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
-        except ImportError:
-            looked.append("the hub (skipped: huggingface_hub is not installed)")
-        else:
-            try:
-                return Path(hf_hub_download(text, HUB_FILE))
-            except (HfHubHTTPError, LocalEntryNotFoundError, OSError) as error:
-                looked.append(f"the hub repository {text} ({type(error).__name__})")
+    if text.count("/") == 1 and not path.is_absolute() and not path.suffix.startswith((".safetensors", ".pt")):
+        found, note = _from_hub(text)
+        if found is not None:
+            return found
+        looked.append(note)
     hint = did_you_mean(text, names) if names else ""
     raise CheckpointError(f"no weights called {text!r}; looked at {'; '.join(looked)}{hint}")
+
+
+def _from_hub(text: str) -> tuple[Path | None, str]:
+    """Return (the downloaded file or None, what was tried). The revision is a full commit hash."""
+    name, _, revision = text.partition("@")
+    if len(revision) != REVISION_LENGTH or not all(digit in "0123456789abcdef" for digit in revision):
+        return None, (
+            f"the hub (skipped: {text!r} names no commit; write owner/name@ and the {REVISION_LENGTH} digits of one)"
+        )
+    try:
+        from huggingface_hub import hf_hub_download
+        from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
+    except ImportError:
+        return None, "the hub (skipped: huggingface_hub is not installed)"
+    try:
+        return Path(hf_hub_download(name, HUB_FILE, revision=revision)), ""
+    except (HfHubHTTPError, LocalEntryNotFoundError, OSError) as error:
+        return None, f"the hub repository {name} at {revision[:12]} ({type(error).__name__})"

@@ -1,61 +1,51 @@
-"""Frozen run configs: nested dataclasses to and from plain dictionaries, with unknown keys refused by name."""
+"""Nested config dataclasses to and from plain dictionaries; unknown keys raise an error that names them."""
 
 from __future__ import annotations
 
 import dataclasses
 import types
 import typing
-from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 from sader.errors import ConfigError, did_you_mean
-from sader.method.diffusion import DiffusionConfig
-from sader.model.mtcdn import MTCDNConfig
 
 D = TypeVar("D")
 
 
-@dataclass(frozen=True)
-class SamplingConfig:
-    """How a checkpoint is sampled unless the caller says otherwise."""
-
-    solver: str = "euler"
-    """"euler" (paper) or "heun"."""
-    resample_steps: int = 0
-    """Resamplings per step: 1 is the paper's "+1", 0 none."""
-    resample_threshold: float = 0.2
-    """Normalised disagreement above which a pixel is a candidate: 0.2 Sen2_MTC_New, 0.5 SEN12MS-CR-TS."""
-    guide: str = "lowpass"
-    """Guide of the resampling: mae, conv, mean, lowpass or none."""
-
-
-@dataclass(frozen=True)
-class ModelConfig:
-    """Everything needed to rebuild a model; stored inside its checkpoint."""
-
-    name: str = "sen2_mtc_new"
-    network: MTCDNConfig = field(default_factory=MTCDNConfig)
-    diffusion: DiffusionConfig = field(default_factory=DiffusionConfig)
-    sampling: SamplingConfig = field(default_factory=SamplingConfig)
+class NetworkConfig(Protocol):
+    """Bands, tile sizes and capabilities that every network's config states, SADER's and those of baselines."""
 
     @property
-    def default_steps(self) -> tuple[int, int]:
-        """Sampling steps and resamplings per step."""
-        return self.diffusion.steps, self.sampling.resample_steps
+    def bands(self) -> tuple[str, ...]:
+        """Input and output bands."""
 
-    def replace(self, **changes: Any) -> ModelConfig:
-        """Return a copy; a dictionary given for a nested config changes only its keys."""
-        full = {}
-        for key, value in changes.items():
-            if key not in {f.name for f in dataclasses.fields(self)}:
-                raise ConfigError(f"unknown key {key}{did_you_mean(key, (f.name for f in dataclasses.fields(self)))}")
-            current = getattr(self, key)
-            full[key] = merge(current, value, where=key) if isinstance(value, dict) else value
-        return dataclasses.replace(self, **full)
+    @property
+    def aux_bands(self) -> tuple[str, ...]:
+        """Input-only bands."""
+
+    @property
+    def multiple(self) -> int:
+        """Height and width are padded to a multiple of this."""
+
+    @property
+    def finds_clouds(self) -> bool:
+        """Whether the network estimates cloud masks."""
+
+    @property
+    def states_error(self) -> bool:
+        """Whether the network estimates its own error."""
+
+    @property
+    def matches_dates(self) -> bool:
+        """Whether the dates are matched to a reference date."""
+
+    @property
+    def needs_all_bands(self) -> bool:
+        """Whether every band must be given."""
 
 
 def to_dict(config: Any) -> dict[str, Any]:
-    """Return the config as plain dictionaries and lists, ready for JSON or YAML."""
+    """Return the config as plain dictionaries and lists for JSON or YAML."""
     return typing.cast(dict[str, Any], dataclasses.asdict(config))
 
 
@@ -65,7 +55,7 @@ def from_dict(kind: type[D], values: dict[str, Any], *, where: str = "") -> D:
 
 
 def merge(config: D, changes: dict[str, Any], *, where: str = "") -> D:
-    """Return `config` with the (possibly nested) changes; `where` names the place in error messages."""
+    """Return `config` with the (possibly nested) changes; `where` is the key path for error messages."""
     if not isinstance(changes, dict):
         raise ConfigError(f"{where or 'config'} is {changes!r}; expected a mapping of keys to values.")
     kind = type(config)
@@ -85,7 +75,7 @@ def merge(config: D, changes: dict[str, Any], *, where: str = "") -> D:
 
 
 def parse_override(text: str) -> dict[str, Any]:
-    """Return the nested dictionary that "a.b=value" stands for; the value is read as YAML."""
+    """Return "a.b=value" as a nested dictionary; the value is parsed as YAML."""
     import yaml
 
     key, equals, value = text.partition("=")
@@ -118,7 +108,7 @@ def _coerce(value: Any, hint: Any, path: str) -> Any:
         return _coerce_items(value, typing.get_args(hint), path)
     if hint is Any or not isinstance(hint, type):
         return value
-    # For Python True is an int; in a config it is a mistake.
+    # bool is a subclass of int in Python; in a config it is a mistake.
     if isinstance(value, bool) and hint is not bool:
         raise ConfigError(f"{path} is {value!r}; expected {hint.__name__}.")
     if hint is float and isinstance(value, int | str):

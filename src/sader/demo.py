@@ -26,7 +26,7 @@ from sader.geo.read.raster import write_geotiff
 from sader.inference.inputs import parse_steps
 from sader.inference.remover import DEFAULT_MODEL, CloudRemover, RemoverOptions
 from sader.method.metrics import evaluate
-from sader.presets import PRESETS
+from sader.presets import PRESETS, ModelConfig
 
 FALLBACK_PRESET = "small"
 # The scene fits into one tile, so that no overlap is computed twice.
@@ -128,9 +128,9 @@ def run_demo(
     result = remover(scene.cloudy, **given, **extra, steps=steps, seed=seed, progress=progress)
     seconds = time.perf_counter() - started
 
-    label = "SADER" if remover.baseline is None else remover.config.name
+    label = "SADER" if isinstance(remover.config, ModelConfig) else remover.config.name
     images = {f"{label}{'' if trained else ' (untrained)'}": result}
-    if trained and remover.has_cloud_head:  # the case of most users: no masks are given
+    if trained and remover.finds_clouds:  # the case of most users: no masks are given
         unaided = given | {"cloud_mask": None}
         images["SADER, own masks"] = remover(scene.cloudy, **unaided, **extra, steps=steps, seed=seed)
     images |= {label: method(scene.cloudy, **given) for label, method in BASELINES.items()}

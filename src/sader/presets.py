@@ -1,17 +1,59 @@
-"""Named experiments, one function each: the network, its diffusion and how it is sampled (HOUSE 5).
+"""`ModelConfig`, and named configs: one function per experiment returns network, diffusion and sampling settings.
 
-An ablation is one `dataclasses.replace` on what a function here returns.
+An ablation is one `replace` on the result of such a function.
 """
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
 
 from sader.bands import BANDS_13, BANDS_RGBN
-from sader.config import ModelConfig, SamplingConfig
+from sader.config import merge
 from sader.errors import ConfigError, did_you_mean
 from sader.method.diffusion import DiffusionConfig
 from sader.model.mtcdn import MTCDNConfig
+
+
+@dataclass(frozen=True)
+class SamplingConfig:
+    """Default sampling settings of a checkpoint."""
+
+    solver: str = "euler"
+    """"euler" (paper) or "heun"."""
+    resample_steps: int = 0
+    """Resamplings per step: 1 is the paper's "+1", 0 none."""
+    resample_threshold: float = 0.2
+    """Normalised disagreement above which a pixel is an outlier: 0.2 Sen2_MTC_New, 0.5 SEN12MS-CR-TS."""
+    guide: str = "lowpass"
+    """Guide of the resampling: mae, conv, mean, lowpass or none."""
+
+
+@dataclass(frozen=True)
+class ModelConfig:
+    """Everything needed to rebuild a model; stored inside its checkpoint."""
+
+    name: str = "sen2_mtc_new"
+    network: MTCDNConfig = field(default_factory=MTCDNConfig)
+    diffusion: DiffusionConfig = field(default_factory=DiffusionConfig)
+    sampling: SamplingConfig = field(default_factory=SamplingConfig)
+
+    @property
+    def default_steps(self) -> tuple[int, int]:
+        """Sampling steps and resamplings per step."""
+        return self.diffusion.steps, self.sampling.resample_steps
+
+    def replace(self, **changes: Any) -> ModelConfig:
+        """Return a copy with changes; a dictionary changes only its own keys of a nested config."""
+        full = {}
+        for key, value in changes.items():
+            if key not in {f.name for f in dataclasses.fields(self)}:
+                raise ConfigError(f"unknown key {key}{did_you_mean(key, (f.name for f in dataclasses.fields(self)))}")
+            current = getattr(self, key)
+            full[key] = merge(current, value, where=key) if isinstance(value, dict) else value
+        return dataclasses.replace(self, **full)
 
 
 def sen2_mtc_new() -> ModelConfig:
@@ -58,7 +100,7 @@ def small() -> ModelConfig:
             date_input="none",
             composite=True,
             cloud_widths=(24, 32, 48),
-            look_widths=(24, 32, 48),
+            refinement_widths=(24, 32, 48),
             error_head=True,
         ),
         # Residuals of the composite are about 0.02 in reflectance, 0.04 in the model's range.
@@ -66,8 +108,7 @@ def small() -> ModelConfig:
             residual=0.04,
             sigma_min=0.002,
             sigma_max=1.0,
-            # One step from the composite is the regression answer; four steps of the shipped weights are grain
-            # (MODELS.md).
+            # One step from the composite is the regression result; more steps of the shipped weights add grain.
             steps=1,
             log_sigma_mean=-3.2,
             log_sigma_std=1.2,
@@ -82,8 +123,8 @@ def small() -> ModelConfig:
 def small_msi() -> ModelConfig:
     """`small` for all 13 bands of L1C (12 in L2A; bands may be missing at run time)."""
     base = small()
-    # Thirteen bands make the first layers wider; a narrower second look keeps the whole under eight million.
-    return base.replace(name="small_msi", network={"bands": BANDS_13, "look_widths": (20, 28, 40)})
+    # Thirteen bands widen the first layers; a narrower mask refinement keeps the total below eight million.
+    return base.replace(name="small_msi", network={"bands": BANDS_13, "refinement_widths": (20, 28, 40)})
 
 
 PRESETS: dict[str, Callable[[], ModelConfig]] = {

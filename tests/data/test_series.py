@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 import torch
 
-from sader.data.batch import SeriesBatch, keyed_generator, to_model_range, to_reflectance, turn
+from sader.data.batch import SeriesBatch, keyed_generator, turn
 from sader.errors import ShapeError
+from sader.model.blocks import to_model_range, to_reflectance
 
 
 def make_batch(b: int = 2, t: int = 3, c: int = 4, h: int = 5, w: int = 7) -> SeriesBatch:

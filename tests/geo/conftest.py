@@ -292,8 +292,9 @@ def tiny() -> Any:
     """A remover with a tiny network: four bands, composite, cloud head, noise on every parameter, tiles of 32."""
     import torch
 
-    from sader.checkpoint import Checkpoint, build_model
+    from sader.checkpoint import Checkpoint
     from sader.inference.remover import CloudRemover, RemoverOptions
+    from sader.models import build_model
     from sader.presets import get_preset
 
     network = {
@@ -301,7 +302,7 @@ def tiny() -> Any:
         "cloud_widths": (8,),
     }  # fmt: skip
     known = get_preset("small").network.__dataclass_fields__
-    network |= {key: (8,) for key in ("look_widths",) if key in known}
+    network |= {key: (8,) for key in ("refinement_widths",) if key in known}
     config = get_preset("small").replace(name="tiny", network=network)
     with torch.random.fork_rng():
         torch.manual_seed(0)

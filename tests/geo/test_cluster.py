@@ -19,12 +19,13 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
-from sader.checkpoint import Checkpoint, build_model
-from sader.config import ModelConfig
+import sader
+from sader.checkpoint import Checkpoint
 from sader.errors import ConfigError, DataError, OutputError, ValueRangeError
 from sader.geo.xarray.shipment import Shipment, pack, unpack
 from sader.inference.remover import CloudRemover, RemoverOptions
-from sader.presets import get_preset
+from sader.models import build_model
+from sader.presets import ModelConfig, get_preset
 
 xr = pytest.importorskip("xarray")
 dask = pytest.importorskip("dask")
@@ -55,7 +56,7 @@ def tiny(config: ModelConfig, **options: Any) -> CloudRemover:
 
 @pytest.fixture(scope="module")
 def remover() -> CloudRemover:
-    config = get_preset("small").replace(name="tiny", network={**TINY, "cloud_widths": (8,), "look_widths": (8,)})
+    config = get_preset("small").replace(name="tiny", network={**TINY, "cloud_widths": (8,), "refinement_widths": (8,)})
     return tiny(config, tile=32, overlap=8)
 
 
@@ -208,13 +209,13 @@ def test_auto_is_decided_lazily_and_like_in_memory(local, remover, values):
     array = as_xarray(np.nan_to_num(values, nan=0.1))
     mask = xr.DataArray(np.ones(values[:, 0].shape, dtype=bool), dims=("time", "y", "x"))
     mask[2, ::2] = False
-    wanted = remover.remove_xarray(array, cloud_mask=mask)
-    assert np.array_equal(wanted, remover.remove_xarray(array, cloud_mask=mask, reference=2))
-    result = remover.remove_xarray(array.chunk(y=30, x=50), cloud_mask=mask.chunk(x=20))
+    wanted = sader.remove_xarray(remover, array, cloud_mask=mask)
+    assert np.array_equal(wanted, sader.remove_xarray(remover, array, cloud_mask=mask, reference=2))
+    result = sader.remove_xarray(remover, array.chunk(y=30, x=50), cloud_mask=mask.chunk(x=20))
     assert np.array_equal(result.compute(scheduler="sync"), wanted)
     assert np.array_equal(result.compute(), wanted)
-    own = remover.remove_xarray(array.chunk(y=30))  # the model's own estimate
-    assert np.array_equal(own.compute(scheduler="threads"), remover.remove_xarray(array))
+    own = sader.remove_xarray(remover, array.chunk(y=30))  # the model's own estimate
+    assert np.array_equal(own.compute(scheduler="threads"), sader.remove_xarray(remover, array))
 
 
 def test_a_persisted_array_works_too(local, remover, values, expected):
@@ -352,7 +353,7 @@ def test_zarr_bands_as_variables_and_the_clearest_date(tmp_path, remover, values
     array = as_xarray(np.nan_to_num(values, nan=0.1)[..., :40, :40]).chunk(y=20)
     array.to_dataset(dim="band").to_zarr(path, consolidated=False)
     report = clear_zarr(path, out, remover)
-    wanted = remover.remove_xarray(array.compute())
+    wanted = sader.remove_xarray(remover, array.compute())
     assert np.array_equal(xr.open_zarr(out, consolidated=False).clear, wanted)
     assert report.clear_share[report.reference_index] == max(report.clear_share)
     assert report.bands == tuple(BANDS)
@@ -473,7 +474,7 @@ def test_a_scheduler_without_workers_is_told(monkeypatch):
 @pytest.mark.filterwarnings("ignore")
 def test_remove_files_in_three_lines(scenes, tmp_path, remover):
     rasterio = pytest.importorskip("rasterio")
-    report = remover.remove_files(scenes, tmp_path / "clear.tif", reference="2022-05-10")
+    report = sader.remove_files(remover, scenes, tmp_path / "clear.tif", reference="2022-05-10")
     with rasterio.open(report.output) as made:
         assert made.descriptions == tuple(BANDS)
         assert made.crs.to_epsg() == 32632
@@ -483,10 +484,10 @@ def test_remove_files_in_three_lines(scenes, tmp_path, remover):
         with rasterio.open(path) as file:
             return file.read(), {**file.profile, "descriptions": file.descriptions, "scales": file.scales}
 
-    other = remover.remove_files(scenes, tmp_path / "loaded.tif", reference=1, load=load)
+    other = sader.remove_files(remover, scenes, tmp_path / "loaded.tif", reference=1, load=load)
     with rasterio.open(report.output) as one, rasterio.open(other.output) as two:
         assert np.array_equal(one.read(), two.read())
     with pytest.raises(ConfigError, match="unknown option refrence; did you mean reference"):
-        remover.remove_files(scenes, tmp_path / "b.tif", refrence=1)
+        sader.remove_files(remover, scenes, tmp_path / "b.tif", refrence=1)
     with pytest.raises(DataError, match="files is one path"):
-        remover.remove_files(str(scenes[0]), tmp_path / "b.tif")
+        sader.remove_files(remover, str(scenes[0]), tmp_path / "b.tif")

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 
+from sader.checkpoint import Checkpoint
 from sader.geo.align import build_stack
 from sader.geo.read.masks import with_masks
 from sader.geo.read.sources import open_sources
@@ -22,15 +23,15 @@ from sader.geo.scene.rows import Channels, RowBlend
 from sader.geo.scene.run import SceneOptions, clear_scene
 from sader.geo.stack import GeoStack, ValueCoding
 from sader.geo.values import decode, for_network
-from sader.inference.accelerate import FastOptions
+from sader.inference.accelerate import Acceleration
+from sader.inference.inputs import TileInputs
 from sader.inference.noise import NoiseField
-from sader.inference.remover import CloudRemover
+from sader.inference.remover import CloudRemover, RawTiles
 from sader.inference.scene_match import SceneMatch
-from sader.inference.tile import TileResult
 from sader.inference.tiling import Window, plan_windows
 
 rasterio = pytest.importorskip("rasterio")
-OPTIONS = SceneOptions(reference=0, seed=1, count=True, provenance=True, uncertainty=True, backend="quick")
+OPTIONS = SceneOptions(reference=0, seed=1, count=True, provenance=True, uncertainty=True, backend="accelerated")
 CPU = torch.device("cpu")
 
 
@@ -90,8 +91,8 @@ def read(path: Any) -> np.ndarray:
 
 @pytest.fixture
 def exactly(monkeypatch):
-    """Backend quick computes in float32: half precision would make more of the last bit."""
-    monkeypatch.setattr(FastOptions, "suited", lambda *given, **named: FastOptions())
+    """The accelerated backend computes in float32: half precision would amplify differences of rounding."""
+    monkeypatch.setattr(Acceleration, "for_device", lambda *given, **named: Acceleration())
 
 
 def as_read(self: SceneMatch, windows: Any, cloudy: torch.Tensor) -> torch.Tensor:
@@ -147,14 +148,14 @@ def test_batches_and_rooms_change_next_to_nothing(stack, tiny, tmp_path, monkeyp
 
 
 def test_too_large_a_batch_is_halved(stack, tiny, tmp_path, monkeypatch, predicted):
-    compute = CloudRemover.graph_images
+    compute = CloudRemover.compute
 
-    def hungry(self: CloudRemover, **given: Any) -> Any:
-        if len(given["cloudy"]) > 1:
+    def hungry(self: CloudRemover, inputs: TileInputs, *given: Any, **named: Any) -> Any:
+        if len(inputs.cloudy) > 1:
             raise torch.OutOfMemoryError("too much")
-        return compute(self, **given)
+        return compute(self, inputs, *given, **named)
 
-    monkeypatch.setattr(CloudRemover, "graph_images", hungry)
+    monkeypatch.setattr(CloudRemover, "compute", hungry)
     on_a_gpu(monkeypatch, 2)
     said: list[str] = []
     report = clear_scene(stack, tiny, tmp_path / "out.tif", OPTIONS, notice=said.append)
@@ -219,21 +220,22 @@ def test_what_cannot_go_as_it_is_goes_the_ordinary_way(stack, tiny, paths, tmp_p
 
 def test_places_apart_from_each_other(stack, tiny):
     """What is computed of some places of a room lands in these places, and the others stay as they are."""
-    remover = CloudRemover.__new__(CloudRemover)
-    remover.device, remover.config, remover.baseline = CPU, tiny.config, None
-
+    remover = CloudRemover(Checkpoint(tiny.model, tiny.config), device=CPU)
     seen: dict[str, torch.Tensor] = {}
 
-    def engine(**given: Any) -> Any:
-        seen.update(given)
-        image = given["cloudy"][:, 0] + given["noises"][0][:, 0]
-        return image[None], TileResult(image, given["cloud"], torch.zeros_like(image))
+    def compute(inputs: TileInputs, windows: Any, *, steps: int, seed: int, **given: Any) -> Any:
+        seen.update(vars(inputs))
+        noise = remover.noise_field(seed, steps).windows(windows, channels=4, draw=0)
+        image = inputs.cloudy[:, 0] + noise
+        return RawTiles(image, torch.zeros_like(image), inputs.cloud)
 
-    remover.graph_images = engine  # type: ignore[method-assign]
+    remover.compute = compute  # type: ignore[method-assign]
     channels = Channels(4, (), False)
     maps = np.full((3, 5, 4, 2, 2), 0.1, np.float32)
     match = SceneMatch(maps, np.zeros(4, np.float32), 50)
-    tiles = DigitalTiles(stack, remover, SharedBlocks(stack), channels, None, match, steps=1, samples=1, seed=3)
+    tiles = DigitalTiles(
+        stack, remover, SharedBlocks(stack), channels, None, match, steps=1, resamplings=0, samples=1, seed=3
+    )
     windows = plan_windows(70, 90, tile=32, overlap=8)[1:4]
     room = tiles.room(3, (32, 32))
     room.planes.fill_(-7)

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from sader.bandnames import canonical, names_of_file
+from sader.bands import canonical, names_of_file
 from sader.errors import BandError, DataError
 from sader.geo.align import build_stack
 from sader.geo.offset import check_counts, check_source

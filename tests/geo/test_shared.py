@@ -7,19 +7,15 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-import torch
 
-from sader.checkpoint import Checkpoint
 from sader.errors import DataError
 from sader.geo.read.masks import with_masks
 from sader.geo.read.sources import open_sources
 from sader.geo.scene import block_cache as shared
 from sader.geo.scene import cog
-from sader.geo.scene import run as scene
 from sader.geo.scene.block_cache import SharedBlocks, quick_change
-from sader.geo.scene.warmup import WarmUp, worth_fusing
+from sader.geo.scene.warmup import WarmUp
 from sader.geo.stack import GeoStack
-from sader.inference.accelerate import FastOptions
 from sader.inference.remover import CloudRemover
 from sader.inference.scene_match import SceneMatch
 from sader.inference.tiling import Window, plan_windows
@@ -148,94 +144,35 @@ def test_a_cog_is_made_with_room_for_blocks(tmp_path, stack, monkeypatch):
     assert seen[0] >= 2**24  # bytes: GDAL_CACHEMAX=256 here is 256 bytes
 
 
-def test_a_warm_up_asks_for_the_batch_that_will_come(stack, tiny, monkeypatch):
+def test_a_warm_up_computes_the_batch_that_will_come(stack, tiny, monkeypatch):
     asked = []
-    monkeypatch.setattr(CloudRemover, "predict_tiles", lambda self, tiles, **given: asked.append((tiles, given)))
-    assert WarmUp(stack, tiny, steps=None, samples=1).wait() is None
-    assert not asked  # nothing to gain on a CPU
-    WarmUp(stack, tiny, steps=None, samples=1, wanted=True).wait()
-    tiles, given = asked[0]
-    tile = tiny._tile()
-    assert tiles[0]["cloudy"].shape == (3, 4, min(tile, HEIGHT), min(tile, WIDTH))
-    assert (tiles[0]["scene_change"] is not None) == (max(HEIGHT, WIDTH) > tile)
-    assert given["windows"][0] == plan_windows(HEIGHT, WIDTH, tile=tile, overlap=tiny.options.overlap)[0]
-
-
-def test_a_warm_up_that_fails_stops_nothing(stack, tiny, monkeypatch, caplog):
-    asked = []
-
-    def broken(self, tiles, **given):
-        asked.append(len(tiles))
-        raise RuntimeError("no such kernel")
-
-    monkeypatch.setattr(CloudRemover, "predict_tiles", broken)
-    with caplog.at_level("INFO", logger="sader.geo.scene.warmup"):
-        WarmUp(stack, tiny, steps=None, samples=1, wanted=True).wait()
-    assert asked, "nothing was computed beforehand"
-    assert "warm-up failed (RuntimeError: no such kernel)" in caplog.text
-
-
-def test_a_warm_up_of_backend_quick_is_made_on_the_device(stack, tiny, monkeypatch):
-    asked = []
-    monkeypatch.setattr(CloudRemover, "graph_images", lambda self, **given: asked.append(given))
-    quick = CloudRemover(
-        Checkpoint(tiny.denoiser, tiny.config, {}),
-        device="cpu",
-        options=replace(tiny.options, backend="quick", batch_size=3),
+    monkeypatch.setattr(
+        CloudRemover, "compute", lambda self, inputs, windows, **given: asked.append((inputs, windows, given))
     )
-    WarmUp(stack, quick, steps=2, samples=1, wanted=True).wait()
-    given = asked[0]
-    assert given["cloudy"].shape == given["change"].shape == (3, 3, 4, 32, 32)
-    assert given["valid"].shape == given["cloud"].shape == (3, 3, 32, 32)
-    assert given["cloud"].isnan().all()
-    assert given["noises"][0].shape == (3, 1, 4, 32, 32)
+    accelerated = tiny.with_options(backend="accelerated", batch_size=3)
+    assert WarmUp(stack, accelerated, steps=None, samples=1).wait() is None
+    assert not asked  # only on a GPU
+    WarmUp(stack, accelerated, steps=2, samples=1, wanted=True).wait()
+    inputs, windows, given = asked[0]
+    assert inputs.cloudy.shape == inputs.change.shape == (3, 3, 4, 32, 32)
+    assert inputs.valid.shape == inputs.cloud.shape == (3, 3, 32, 32)
+    assert inputs.cloud.isnan().all()
+    assert windows[0] == plan_windows(HEIGHT, WIDTH, tile=tiny.tile_size, overlap=tiny.options.overlap)[0]
     assert given["steps"] == 2
 
 
-def test_a_warm_up_of_backend_quick_computes(stack, tiny, caplog):
-    quick = CloudRemover(
-        Checkpoint(tiny.denoiser, tiny.config, {}), device="cpu", options=replace(tiny.options, backend="quick")
-    )
+def test_a_warm_up_that_fails_stops_nothing(stack, tiny, monkeypatch, caplog):
+    def broken(self, *given, **named):
+        raise RuntimeError("no such kernel")
+
+    monkeypatch.setattr(CloudRemover, "compute", broken)
     with caplog.at_level("INFO", logger="sader.geo.scene.warmup"):
-        WarmUp(stack, quick, steps=None, samples=1, wanted=True).wait()
+        WarmUp(stack, tiny, steps=None, samples=1, wanted=True).wait()
+    assert "warm-up failed (RuntimeError: no such kernel)" in caplog.text
+
+
+def test_a_warm_up_computes(stack, tiny, caplog):
+    with caplog.at_level("INFO", logger="sader.geo.scene.warmup"):
+        WarmUp(stack, tiny.with_options(backend="accelerated"), steps=None, samples=1, wanted=True).wait()
     assert "warm-up:" in caplog.text
     assert "failed" not in caplog.text
-
-
-def sized(stack, edge, dates=3):
-    grid = replace(stack.grid, width=edge, height=edge)
-    return replace(stack, grid=grid, sources=(stack.sources * dates)[:dates])
-
-
-def test_kernels_are_built_for_large_scenes_alone(stack, tiny):
-    large = CloudRemover(
-        Checkpoint(tiny.denoiser, tiny.config, {}), device="cpu", options=replace(tiny.options, tile=512, overlap=64)
-    )
-    assert not worth_fusing(sized(stack, 10980), large, samples=1)  # one Sentinel-2 tile: 625 tiles
-    assert worth_fusing(sized(stack, 27000), large, samples=1)  # 3721 tiles
-    assert worth_fusing(sized(stack, 10980), large, samples=6)
-    assert worth_fusing(sized(stack, 10980, 20), large, samples=1)
-    assert not worth_fusing(sized(stack, 400, 10), large, samples=1)
-
-
-@pytest.mark.parametrize(
-    ("backend", "asked", "edge", "wanted"),
-    [("quick", None, 10980, False), ("quick", None, 27000, True), ("quick", True, 400, True),
-     ("quick", False, 20000, False), ("torch", None, 20000, None)],
-)  # fmt: skip
-def test_a_scene_decides_about_kernels_once(stack, tiny, backend, asked, edge, wanted):
-    options = replace(tiny.options, tile=512, overlap=64, backend=backend, fused=asked)
-    remover = CloudRemover(Checkpoint(tiny.denoiser, tiny.config, {}), device="cpu", options=options)
-    remover.device = torch.device("cuda")  # in name alone
-    assert scene.fused_for(remover, sized(stack, edge), samples=1) is wanted
-
-
-def test_without_fused_kernels_the_other_short_cuts_stay(tiny, monkeypatch):
-    monkeypatch.setattr(FastOptions, "suited", lambda *given, **named: FastOptions.all_on())
-    kinds = {}
-    for fused in (None, False):
-        options = replace(tiny.options, backend="quick", fused=fused)
-        remover = CloudRemover(Checkpoint(tiny.denoiser, tiny.config, {}), device="cpu", options=options)
-        kinds[fused] = remover._quick.options
-    assert kinds[None] == FastOptions.all_on()
-    assert kinds[False] == replace(FastOptions.all_on(), fused=False)

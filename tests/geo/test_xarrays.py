@@ -9,10 +9,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from sader.checkpoint import Checkpoint, build_model
+import sader
+from sader.checkpoint import Checkpoint
 from sader.errors import BandError, ConfigError, DataError, SaderError, ShapeError, ValueRangeError
 from sader.geo.xarray.cube import decoded, find_reference, mask_data, open_cube
 from sader.inference.remover import CloudRemover, RemoverOptions
+from sader.models import build_model
 from sader.presets import get_preset
 
 xr = pytest.importorskip("xarray")
@@ -27,7 +29,7 @@ def remover() -> CloudRemover:
     import torch
 
     torch.manual_seed(0)
-    config = get_preset("small").replace(name="tiny", network={**TINY, "cloud_widths": (8,), "look_widths": (8,)})
+    config = get_preset("small").replace(name="tiny", network={**TINY, "cloud_widths": (8,), "refinement_widths": (8,)})
     checkpoint = Checkpoint(build_model(config).eval(), config, {})
     return CloudRemover(checkpoint, device="cpu", options=RemoverOptions(tile=32, overlap=8))
 
@@ -55,7 +57,7 @@ def cube(height: int = 24, width: int = 40, dates: int = 3, *, crs: bool = True,
 
 def test_an_array_in_memory_gives_what_the_remover_gives_and_keeps_place_and_names(remover):
     array = cube()
-    result = remover.remove_xarray(array, reference=1, seed=3)
+    result = sader.remove_xarray(remover, array, reference=1, seed=3)
     assert np.array_equal(result.values, remover(array.values, reference=1, seed=3))
     assert result.dims == ("band", "y", "x")
     assert list(result.band.values) == BANDS
@@ -69,16 +71,16 @@ def test_an_array_in_memory_gives_what_the_remover_gives_and_keeps_place_and_nam
 def test_an_array_in_memory_needs_no_dask(remover, monkeypatch):
     monkeypatch.setitem(sys.modules, "dask", None)
     monkeypatch.setitem(sys.modules, "dask.array", None)
-    assert remover.remove_xarray(cube(), reference=0).shape == (4, 24, 40)
+    assert sader.remove_xarray(remover, cube(), reference=0).shape == (4, 24, 40)
 
 
 def test_axes_are_found_by_name_in_any_order_and_under_other_names(remover):
     array = cube()
-    wanted = remover.remove_xarray(array, reference=0)
+    wanted = sader.remove_xarray(remover, array, reference=0)
     turned = array.transpose("x", "band", "time", "y")
-    assert np.array_equal(remover.remove_xarray(turned, reference=0), wanted)
+    assert np.array_equal(sader.remove_xarray(remover, turned, reference=0), wanted)
     named = array.rename(time="t", band="bands", y="latitude", x="longitude")
-    result = remover.remove_xarray(named, reference=0)
+    result = sader.remove_xarray(remover, named, reference=0)
     assert result.dims == ("bands", "latitude", "longitude")
     assert np.array_equal(result, wanted)
 
@@ -86,22 +88,24 @@ def test_axes_are_found_by_name_in_any_order_and_under_other_names(remover):
 def test_bands_are_found_by_name_not_by_position(remover):
     array = cube()
     other = array.isel(band=[3, 0, 2, 1])
-    result = remover.remove_xarray(other, reference=None)
+    result = sader.remove_xarray(remover, other, reference=None)
     assert list(result.band.values) == ["B08", "B02", "B04", "B03"]
-    assert np.array_equal(result.sel(band=BANDS), remover.remove_xarray(array, reference=None))
+    assert np.array_equal(result.sel(band=BANDS), sader.remove_xarray(remover, array, reference=None))
     words = array.assign_coords(band=["blue", "green", "red", "nir"])
-    assert list(remover.remove_xarray(words, reference=None).band.values) == ["blue", "green", "red", "nir"]
+    assert list(sader.remove_xarray(remover, words, reference=None).band.values) == ["blue", "green", "red", "nir"]
 
 
 def test_fewer_bands_than_the_model_has_are_enough(remover):
-    result = remover.remove_xarray(cube().sel(band=["B04", "B03"]), reference=0)
+    result = sader.remove_xarray(remover, cube().sel(band=["B04", "B03"]), reference=0)
     assert list(result.band.values) == ["B04", "B03"]
 
 
 def test_a_dataset_with_one_variable_per_band_is_stacked(remover):
     array = cube()
     dataset = array.to_dataset(dim="band")
-    assert np.array_equal(remover.remove_xarray(dataset, reference=0), remover.remove_xarray(array, reference=0))
+    assert np.array_equal(
+        sader.remove_xarray(remover, dataset, reference=0), sader.remove_xarray(remover, array, reference=0)
+    )
 
 
 def test_integers_are_read_with_their_cf_attributes(remover):
@@ -117,7 +121,7 @@ def test_integers_are_read_with_their_cf_attributes(remover):
     assert valid.sum() == valid.size - 36
     assert np.abs(values - array.values).max(where=valid[:, None], initial=0) < 6e-5
     assert (values[np.broadcast_to(~valid[:, None], values.shape)] <= 0.5).all()
-    result = remover.remove_xarray(counts, reference=0)
+    result = sader.remove_xarray(remover, counts, reference=0)
     assert np.isfinite(result).all()
     assert not {"scale_factor", "add_offset", "_FillValue"} & set(result.attrs)
 
@@ -143,7 +147,7 @@ def test_nan_is_missing_and_nodata_everywhere_is_nodata_in_the_result(remover):
     array = cube()
     array[:, :, :3, :4] = np.nan
     array[0, :, 10:, :] = np.nan
-    result = remover.remove_xarray(array, reference=1)
+    result = sader.remove_xarray(remover, array, reference=1)
     assert np.isnan(result.values[:, :3, :4]).all()
     assert np.isfinite(result.values).sum() == 4 * (24 * 40 - 12)
 
@@ -174,11 +178,12 @@ def test_auto_takes_the_clearest_date(remover):
     array = cube()
     mask = xr.zeros_like(array.isel(band=0, drop=True), dtype=bool)
     mask[0, :20], mask[1, :, 2:] = True, True
-    result = remover.remove_xarray(array, cloud_mask=mask)
+    result = sader.remove_xarray(remover, array, cloud_mask=mask)
     assert np.array_equal(result, array[2])
     array[2, :, 1:] = np.nan  # what is missing is not clear
     assert np.array_equal(
-        remover.remove_xarray(array, cloud_mask=mask), remover.remove_xarray(array, cloud_mask=mask, reference=0)
+        sader.remove_xarray(remover, array, cloud_mask=mask),
+        sader.remove_xarray(remover, array, cloud_mask=mask, reference=0),
     )
 
 
@@ -199,7 +204,7 @@ def test_the_mask_is_matched_by_name(remover):
 
 def test_without_a_crs_it_works_and_says_so(remover):
     with pytest.warns(UserWarning, match=r"names no CRS.*write_crs"):
-        result = remover.remove_xarray(cube(crs=False), reference=0)
+        result = sader.remove_xarray(remover, cube(crs=False), reference=0)
     assert np.isfinite(result).all()
     with warnings.catch_warnings():
         warnings.simplefilter("error")
@@ -210,7 +215,7 @@ def test_without_a_crs_it_works_and_says_so(remover):
 def test_rioxarray_finds_the_crs_of_the_result(remover):
     pytest.importorskip("rioxarray")
     array = cube(crs=False).rio.write_crs("EPSG:32720")
-    result = remover.remove_xarray(array, reference=0)
+    result = sader.remove_xarray(remover, array, reference=0)
     assert result.rio.crs.to_epsg() == 32720
     assert result.rio.transform() == array.rio.transform()
 
@@ -245,7 +250,7 @@ def test_rioxarray_finds_the_crs_of_the_result(remover):
 def test_refusals_say_what_to_do(remover, change, error, text):
     array = change(cube())
     with pytest.raises(error, match=text) as caught:
-        remover.remove_xarray(array, reference=0)
+        sader.remove_xarray(remover, array, reference=0)
     assert isinstance(caught.value, SaderError)
 
 
@@ -253,7 +258,7 @@ def test_variables_of_different_coding_are_not_mixed(remover):
     dataset = cube().to_dataset(dim="band")
     dataset["B02"].attrs["scale_factor"] = 1e-4
     with pytest.raises(ValueRangeError, match="different scale_factor"):
-        remover.remove_xarray(dataset, reference=0)
+        sader.remove_xarray(remover, dataset, reference=0)
 
 
 def test_many_bands_are_not_all_listed(remover):
@@ -263,4 +268,4 @@ def test_many_bands_are_not_all_listed(remover):
         coords={"band": [f"h{number}" for number in range(300)]},
     )
     with pytest.raises(BandError, match=r"h15, \.\.\. \(300 in all\)"):
-        remover.remove_xarray(array)
+        sader.remove_xarray(remover, array)

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from sader.model import composite, joint, matching
+from sader.model import composite, matching
 from sader.model.composite import CLASSICAL, CompositeHead, MatchedDates, blend, classical_blend, prepare_dates
 
 SIZE = 64
@@ -138,7 +138,7 @@ def test_a_cloud_missed_on_the_reference_hardly_moves_the_result_elsewhere(monke
         return torch.ones_like(squared)
 
     # The bound says something: without the robust weights it is broken by far.
-    for module in (composite, joint, matching):
+    for module in (composite, matching):
         monkeypatch.setattr(module, "inlier_weight", everything_counts)
     assert moved_by_missing(0) > 0.03
 

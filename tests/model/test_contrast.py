@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from sader.model.contrast import MOST_GAIN, contrast_gain, with_contrast
+from sader.model.composite import MOST_GAIN, contrast_gain, with_contrast
 
 SIZE = 96
 

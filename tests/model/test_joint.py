@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from sader.model.joint import MOST_CORRECTION, joint_correction
+from sader.model.composite import MOST_CORRECTION, joint_correction
 
 SIZE = 64
 HIDDEN = (slice(16, 40), slice(20, 44))

@@ -85,7 +85,7 @@ def halves(size: int = 96, light: float = 0.1) -> tuple[Tensor, Tensor]:
 
 def test_without_a_pixel_clear_in_both_the_level_is_matched_unless_the_light_is_known_to_be_the_same():
     cloudy, clear = halves()
-    assert torch.equal(match_dates(cloudy, clear, LAST, same_light=True), cloudy)
+    assert torch.equal(match_dates(cloudy, clear, LAST, already_matched=True), cloudy)
     before = (cloudy[0, 0] - cloudy[0, 1]).mean(dim=(-2, -1))
     after = (match_dates(cloudy, clear, LAST)[0, 0] - cloudy[0, 1]).mean(dim=(-2, -1))
     assert (after.abs() < 0.6 * before.abs()).all(), (before, after)
@@ -116,7 +116,7 @@ def test_a_date_that_shows_nothing_stays_as_it_is_and_moves_no_other():
 def test_where_dates_share_much_their_levels_do_not_matter():
     cloudy, clear = halves()
     clear[0, 0] = 1.0
-    both, known = match_dates(cloudy, clear, LAST), match_dates(cloudy, clear, LAST, same_light=True)
+    both, known = match_dates(cloudy, clear, LAST), match_dates(cloudy, clear, LAST, already_matched=True)
     torch.testing.assert_close(both, known, atol=2e-3, rtol=0)
 
 

@@ -18,7 +18,7 @@ from sader.evaluation.costs import count_macs, count_parameters, on_meta
 from sader.method.diffusion import Denoiser, DiffusionConfig
 from sader.method.sampling import generator_noise, karras_sigmas, sample
 from sader.model.blocks import reflect_pad
-from sader.model.mtcdn import MTCDN, Condition, MTCDNConfig, drop_modality
+from sader.model.mtcdn import MTCDN, Condition, MTCDNConfig
 from sader.presets import get_preset
 
 PAPER = MTCDNConfig(
@@ -31,7 +31,7 @@ PAPER = MTCDNConfig(
     date_input="none",
 )
 COMPOSITE = replace(
-    PAPER, stem=2, fusion_patches="pool", composite=True, cloud_widths=(8, 16), look_widths=(8,), error_head=True
+    PAPER, stem=2, fusion_patches="pool", composite=True, cloud_widths=(8, 16), refinement_widths=(8,), error_head=True
 )
 KINDS = pytest.mark.parametrize("config", [PAPER, COMPOSITE], ids=["paper", "composite"])
 NAN = float("nan")
@@ -442,16 +442,6 @@ def test_noise_level_and_state_matter(config):
         far(evaluate(net, given, seed=10), base)
 
 
-def test_modality_dropout_drops_whole_samples():
-    aux = 1 + draw(400, 2, 1, 2, 2).abs()
-    dropped = drop_modality(aux, 0.3, torch.Generator().manual_seed(0))
-    gone = (dropped == 0).flatten(1)
-    assert (gone.all(dim=1) | ~gone.any(dim=1)).all()
-    assert gone[:, 0].double().mean().item() == pytest.approx(0.3, abs=0.08)
-    kept = ~gone[:, 0]
-    assert torch.equal(dropped[kept], aux[kept])
-
-
 # ------------------------------------------------------------------------------------------------ errors
 
 
@@ -545,7 +535,7 @@ def test_gradients_reach_every_parameter(config):
         loss = loss + torch.nn.functional.cross_entropy(logits.transpose(1, 2), labels)
         cloud, reference = torch.full((2, 3, 16, 24), 0.2), torch.tensor([0, -1])
         present = given["band_present"]
-        anchor, second = net.second_look(given["cloudy"], observed, present, logits, cloud, reference)
+        anchor, second = net.mask_refinement(given["cloudy"], observed, present, logits, cloud, reference)
         loss = loss + torch.nn.functional.cross_entropy(second, labels[torch.arange(2), anchor])
         loss = loss + condition.log_error.square().mean()
     loss.backward()

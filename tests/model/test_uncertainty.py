@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from sader.model.composite import prepare_dates
-from sader.model.uncertainty import LARGEST_FACTOR, ErrorHead
+from sader.model.heads import LARGEST_FACTOR, ErrorHead
 
 
 def matched():

@@ -43,7 +43,7 @@ def tiny() -> list[str]:
         "model.network.kernel=3",
         "model.network.emb_width=16",
         "model.network.cloud_widths=[8, 8]",
-        "model.network.look_widths=[8]",
+        "model.network.refinement_widths=[8]",
         "train.device=cpu",
         "train.batch_size=2",
         "train.dates=2",

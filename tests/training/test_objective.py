@@ -7,11 +7,10 @@ from dataclasses import replace
 import pytest
 import torch
 
-from sader.checkpoint import build_model
-from sader.config import ModelConfig
 from sader.data.batch import SeriesBatch
 from sader.model.mtcdn import MTCDNConfig
-from sader.presets import small
+from sader.models import build_model
+from sader.presets import ModelConfig, small
 from sader.training.objective import Objective, ObjectiveConfig, spatial_error, texture_error
 
 SIDE = 32
@@ -31,7 +30,7 @@ def composite_model():
         "emb_width": 32,
         "fusion_width": 16,
         "cloud_widths": (8, 16),
-        "look_widths": (8,),
+        "refinement_widths": (8,),
     }
     return randomised(build_model(small().replace(network=tiny)))
 
@@ -139,12 +138,12 @@ def test_masks_only_moves_the_mask_networks_alone() -> None:
     loss, terms = Objective(ObjectiveConfig(masks_only=True))(model, batch(), torch.Generator().manual_seed(0))
     loss.backward()
     moved = {name.split(".")[1] for name, p in model.named_parameters() if p.grad is not None and p.grad.any()}
-    assert moved == {"cloud_head", "second_look"}
-    assert set(terms) == {"cloud_head", "second_look"}
-    torch.testing.assert_close(loss.detach(), terms["cloud_head"] + terms["second_look"])
+    assert moved == {"cloud_head", "mask_refinement"}
+    assert set(terms) == {"cloud_head", "mask_refinement"}
+    torch.testing.assert_close(loss.detach(), terms["cloud_head"] + terms["mask_refinement"])
 
 
-def test_the_second_look_never_sees_the_true_mask_of_the_date_to_be_cleaned() -> None:
+def test_the_mask_refinement_never_sees_the_true_mask_of_the_date_to_be_cleaned() -> None:
     """Otherwise it would learn to copy it, and fail where nobody gives one."""
     model, given = composite_model(), replace(batch(), reference=torch.tensor([0, 1]))
     config = ObjectiveConfig(masks_only=True, own_mask=0.0)
@@ -153,7 +152,7 @@ def test_the_second_look_never_sees_the_true_mask_of_the_date_to_be_cleaned() ->
     rows = torch.arange(len(wrong))
     wrong[rows, given.reference] = ~wrong[rows, given.reference]
     _, again = Objective(config)(model, replace(given, cloud_mask=wrong), torch.Generator().manual_seed(0))
-    assert torch.equal(terms["second_look"], again["second_look"])
+    assert torch.equal(terms["mask_refinement"], again["mask_refinement"])
 
 
 def test_the_error_head_moves_nothing_but_itself() -> None:

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from sader.checkpoint import build_model
+from sader.models import build_model
 from sader.presets import PRESETS
 from sader.training.optim import (
     Muon,

@@ -200,12 +200,12 @@ def test_fine_tuning_starts_from_the_given_weights(tiny: list[str], shards: Path
 def test_another_network_may_take_what_fits(tiny: list[str], shards: Path, tmp_path: Path) -> None:
     weights = fit(config_of(tiny, shards, "train.steps=1", "train.half=false"), tmp_path / "first", progress=False)
     still = ("train.steps=1", "train.half=false", "train.adam_lr=0", "train.muon_lr=0", "train.init_anew=true")
-    other = config_of(tiny, shards, *still, "model.network.look_widths=[16]")
+    other = config_of(tiny, shards, *still, "model.network.refinement_widths=[16]")
     tuned = fit(other, tmp_path / "other", init_from=str(weights), progress=False)
     first, second = load_checkpoint(weights).model.state_dict(), load_checkpoint(tuned).model.state_dict()
     same = {name for name in second if name in first and torch.equal(first[name], second[name])}
-    assert {name for name in first if not name.startswith("network.second_look.")} <= same
-    assert any(name.startswith("network.second_look.") for name in second.keys() - same)
+    assert {name for name in first if not name.startswith("network.mask_refinement.")} <= same
+    assert any(name.startswith("network.mask_refinement.") for name in second.keys() - same)
 
 
 def test_a_gpu_that_is_not_there(monkeypatch: pytest.MonkeyPatch) -> None:

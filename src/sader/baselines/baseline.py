@@ -18,9 +18,9 @@ from einops import rearrange
 from torch import Tensor, nn
 
 from sader.bands import BANDS_RGBN
-from sader.data.batch import SeriesBatch, to_model_range
+from sader.data.batch import SeriesBatch
 from sader.errors import BandError, ConfigError, ShapeError
-from sader.model.blocks import reflect_pad
+from sader.model.blocks import reflect_pad, to_model_range
 
 
 @dataclass(frozen=True)
@@ -33,6 +33,12 @@ class BaselineConfig:
     """Bands that only help, A of them, given for each date beside the others (NIR or SAR)."""
     dates: int | None = 3
     """Dates the network is built for; None = any number. Others are chosen or repeated (`BaselineInputs.arranged`)."""
+
+    # Capabilities, as those of `MTCDNConfig`.
+    finds_clouds = False
+    states_error = False
+    matches_dates = False
+    needs_all_bands = True
 
     def __post_init__(self) -> None:
         if not self.bands:
@@ -64,16 +70,6 @@ class BaselineConfig:
     def steps(self) -> int | None:
         """Default number of sampling steps; None for a network that answers in one pass."""
         return None
-
-    @property
-    def composite(self) -> bool:
-        """No baseline works about a composite: asked by what serves both families (`pipeline.py`)."""
-        return False
-
-    @property
-    def error_head(self) -> bool:
-        """No baseline states its own error to the pipeline: asked as `composite` is."""
-        return False
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,6 @@
-"""What a model does on this machine: time, rate and memory of one tile for each backend and step count.
+"""Timing of one tile on this machine: seconds, rate and memory for each backend and step count.
 
-Everything is timed in one process, in turns, so that a busy moment hits all rows alike; the first run of each is left
-out. Quality is not looked at here (`sader evaluate`).
+All rows are timed in one process; the first run of each is not counted.
 """
 
 from __future__ import annotations
@@ -13,18 +12,17 @@ import statistics
 import sys
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import torch
 
-from sader.checkpoint import Checkpoint
 from sader.data.synthetic.scene import make_series
 from sader.errors import ConfigError, did_you_mean
-from sader.inference.export import load_any
-from sader.inference.remover import DEFAULT_MODEL, CloudRemover, RemoverOptions
-
-TIMED = ("torch", "quick", "onnx")
+from sader.inference.onnx import load_any
+from sader.inference.options import BACKENDS
+from sader.inference.remover import DEFAULT_MODEL, CloudRemover
+from sader.method.diffusion import Denoiser
 
 
 @dataclass(frozen=True)
@@ -40,9 +38,9 @@ class BenchRow:
     seconds: float
     """Median of a tile."""
     start_seconds: float
-    """What the first tile took beyond that: making graphs, filling caches."""
+    """Time of the first tile beyond that: exported graphs, compiled code, caches."""
     memory_mb: float
-    """Most memory so far: of the process on a CPU, allocated by PyTorch on a GPU."""
+    """Peak memory so far: of the process on a CPU, allocated by PyTorch on a GPU."""
 
     @property
     def tiles_per_second(self) -> float:
@@ -65,24 +63,19 @@ def measure(
     size: int = 256,
     dates: int = 3,
     runs: int = 5,
-    quick: bool = False,
     device: str | None = None,
     backends: Sequence[str] | None = None,
 ) -> list[BenchRow]:
     """Return one row per backend and step count.
 
-    model: as for `sader remove`; None = the shipped one. quick: 128 pixels, one run, PyTorch alone unless asked.
-    backends: None = all that are installed and fit the device.
+    model: as for `sader remove`; None = the shipped one. backends: None = all that are installed and suit the device.
     """
     name = model or DEFAULT_MODEL
-    if quick:
-        size, runs = min(size, 128), 1
-    checkpoint = load_any(name)
-    plain = CloudRemover(checkpoint, device=device)
-    chosen = list(backends) if backends is not None else _fitting(plain, quick=quick)
+    plain = CloudRemover(load_any(name), device=device)
+    chosen = list(backends) if backends is not None else _suitable(plain)
     for one in chosen:
-        if one not in TIMED:
-            raise ConfigError(f"unknown backend {one!r}{did_you_mean(one, TIMED)}")
+        if one not in BACKENDS:
+            raise ConfigError(f"unknown backend {one!r}{did_you_mean(one, BACKENDS)}")
     bands = len(plain.bands)
     scene = make_series(0, size=(size, size), dates=dates)
     if scene.cloudy.shape[1] < bands:
@@ -92,7 +85,7 @@ def measure(
         cloudy = scene.cloudy[:, :bands]
     rows = []
     for backend in chosen:
-        remover = plain if backend == "torch" else _with_backend(checkpoint, plain, backend)
+        remover = plain.with_options(backend=backend)
         for count in steps:
             seconds, start = _timed(remover, cloudy, count.strip(), runs)
             rows.append(
@@ -111,25 +104,22 @@ def measure(
     return rows
 
 
-def _fitting(remover: CloudRemover, *, quick: bool) -> list[str]:
+def _suitable(remover: CloudRemover) -> list[str]:
+    backends = ["torch"]
+    if isinstance(remover.model, Denoiser):
+        backends.append("accelerated")
     installed = all(importlib.util.find_spec(name) is not None for name in ("onnx", "onnxruntime"))
-    exportable = remover.baseline is None and remover.config.network.composite
-    if remover.device.type == "cuda" and remover.baseline is None:
-        return ["torch", "quick"]
-    return ["torch", "onnx"] if installed and exportable and remover.device.type == "cpu" and not quick else ["torch"]
-
-
-def _with_backend(checkpoint: Checkpoint, plain: CloudRemover, backend: str) -> CloudRemover:
-    options: RemoverOptions = replace(plain.options, backend=backend)
-    return CloudRemover(checkpoint, device=plain.device, options=options)
+    if installed and remover.matches_dates and remover.device.type == "cpu":
+        backends.append("onnx")
+    return backends
 
 
 def _timed(remover: CloudRemover, cloudy: Any, steps: str, runs: int) -> tuple[float, float]:
     """Return (median seconds of a tile, seconds that the first one took beyond that)."""
 
     def run() -> None:
-        # Masks unknown: what `sader remove` does for plain files, and the most there is to compute.
-        reference = 0 if remover.has_cloud_head else None
+        # Without masks, as `sader remove` for plain files: the longest computation.
+        reference = 0 if remover.finds_clouds else None
         remover.predict(cloudy, reference=reference, steps=steps)
         if remover.device.type == "cuda":
             torch.cuda.synchronize(remover.device)
@@ -155,7 +145,7 @@ def peak_memory(device: torch.device) -> float:
 
 
 def describe_device(device: torch.device) -> str:
-    """Return the device in words: the GPU's name, or the processor with the threads in use."""
+    """Return the GPU's name, or the processor with its number of threads."""
     if device.type == "cuda":
         return torch.cuda.get_device_name(device)
     threads = torch.get_num_threads()

@@ -104,10 +104,6 @@ def remove(
         str | None,
         typer.Option(help="Sampling steps: 4, or 4+1; default: the model's own.", rich_help_panel=WORKING),
     ] = None,
-    fast: Annotated[
-        bool,
-        typer.Option("--fast", help="One evaluation of the network: the same as --steps 1.", rich_help_panel=WORKING),
-    ] = False,
     samples: Annotated[
         int | None,
         typer.Option(
@@ -144,7 +140,7 @@ def remove(
     backend: Annotated[
         str | None,
         typer.Option(
-            help="torch, quick (half precision, on a GPU the default), onnx (ONNX Runtime), or auto.",
+            help="torch, accelerated (half precision, the default on a GPU), or onnx (ONNX Runtime).",
             rich_help_panel=WORKING,
         ),
     ] = None,
@@ -162,8 +158,6 @@ def remove(
 
     if not inputs and stac is None:
         raise typer.BadParameter("name at least one GeoTIFF, folder, .SAFE product or STAC item.")
-    if fast and steps is not None:
-        raise typer.BadParameter(f"--fast is one step, but --steps {steps} is given as well. Leave one out.")
     live = Console(stderr=True)
     columns = (
         TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TextColumn("{task.fields[rate]}"),
@@ -176,7 +170,7 @@ def remove(
         from sader.geo.scene.run import SceneOptions
 
         options = SceneOptions(
-            reference=reference, steps="1" if fast else steps, seed=seed, samples=samples, tile=tile,
+            reference=reference, steps=steps, seed=seed, samples=samples, tile=tile,
             overlap=overlap, batch_size=batch_size, uncertainty=uncertainty, count=count, provenance=provenance,
             overwrite=overwrite, backend=backend, cloud_threshold=cloud_threshold, mask_growth=mask_growth,
         )  # fmt: skip

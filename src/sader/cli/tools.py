@@ -22,8 +22,8 @@ def export(
     steps: Annotated[int | None, typer.Option(min=1, help="Sampling steps; default: the model's own.")] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Write a model as one graph that runs without sader: any number of dates; it says which sizes."""
-    from sader.inference.export import export_model
+    """Write a model as one graph that runs without sader, for any number of dates."""
+    from sader.inference.onnx import export_model
 
     if format is None:
         format = "torch-export" if out.suffix == ".pt2" else "onnx"
@@ -43,8 +43,7 @@ def bench(
     size: Annotated[int, typer.Option(min=16, help="Edge of a tile in pixels.")] = 256,
     dates: Annotated[int, typer.Option(min=1, help="Dates of a series.")] = 3,
     runs: Annotated[int, typer.Option(min=1, help="Runs of each; the median counts.")] = 5,
-    quick: Annotated[bool, typer.Option("--quick", help="A rough table in seconds: 128 pixels, 1 run.")] = False,
-    backend: Annotated[str | None, typer.Option(help="Only these, with commas: torch, quick, onnx.")] = None,
+    backend: Annotated[str | None, typer.Option(help="Only these, with commas: torch, accelerated, onnx.")] = None,
     device: Device = None,
     as_json: AsJson = False,
 ) -> None:
@@ -52,7 +51,7 @@ def bench(
     from sader.cli.bench import measure, print_table
 
     rows = measure(
-        model, steps=steps.split(","), size=size, dates=dates, runs=runs, quick=quick, device=device,
+        model, steps=steps.split(","), size=size, dates=dates, runs=runs, device=device,
         backends=None if backend is None else backend.split(","),
     )  # fmt: skip
     if as_json:

@@ -7,7 +7,7 @@ METHOD 7 (training items) and LESSONS 2 ("clean this date"). Reflectance becomes
 from __future__ import annotations
 
 from dataclasses import dataclass, fields
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 import torch
@@ -17,18 +17,6 @@ from sader.errors import ShapeError
 
 CLEAR, THICK, THIN, SHADOW, UNKNOWN = 0, 1, 2, 3, 255
 """Values of `SeriesBatch.labels`, as in CloudSEN12."""
-
-Array = TypeVar("Array", Tensor, np.ndarray)
-
-
-def to_model_range(reflectance: Array) -> Array:
-    """Return reflectance [0, 1] as the model's [-1, 1]."""
-    return reflectance * 2 - 1
-
-
-def to_reflectance(model_range: Array) -> Array:
-    """Return the model's [-1, 1] as reflectance; values outside are kept, clip them where that is wanted."""
-    return (model_range + 1) / 2
 
 
 @dataclass(frozen=True)

@@ -25,12 +25,12 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from sader.baselines.baseline import Baseline, BaselineInputs, BaselineModelConfig
 from sader.checkpoint import shipped_guide
-from sader.config import ModelConfig
 from sader.inference.inputs import parse_steps
 from sader.method.guides import LearnedGuide, make_guide
 from sader.model.masked_autoencoder import MaskedAutoencoder, MaskedAutoencoderConfig
 from sader.model.mtcdn import MTCDN, Condition
 from sader.models import AnyModelConfig, build_baseline
+from sader.presets import ModelConfig
 
 KINDS: Mapping[str, str] = {
     "convolution": "convolution",

@@ -11,14 +11,16 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from sader.data.batch import CLEAR, SHADOW, THICK, UNKNOWN, to_model_range
+from sader.data.batch import CLEAR, SHADOW, THICK, UNKNOWN
 from sader.data.cloud_rules import estimate_cloud_mask
 from sader.data.items import Item, observed
 from sader.data.shards import SeriesRecord
 from sader.errors import DataError
 from sader.inference.inputs import prepare_series
+from sader.inference.masks import estimate
 from sader.inference.remover import CloudRemover
-from sader.model.blocks import reflect_pad
+from sader.model.blocks import reflect_pad, to_model_range
+from sader.model.mtcdn import MTCDN
 
 
 @dataclass(frozen=True)
@@ -81,13 +83,16 @@ def cloud_probability(remover: CloudRemover, images: np.ndarray, bands: Iterable
     height, width = images.shape[-2:]
     size = [-(-side // network.multiple) * network.multiple for side in (height, width)]
     parts = []
+    model = remover.denoiser.network
+    assert isinstance(model, MTCDN)
     with torch.inference_mode():
         band_present = series.band_present.to(remover.device)
         for date in range(len(images)):
             seen = reflect_pad(series.valid[:, [date]], *size).to(remover.device)
             cloudy = to_model_range(reflect_pad(series.cloudy[:, [date]], *size).to(remover.device))
-            use = seen[:, :, None] & band_present[:, None, :, None, None]
-            parts.append(remover.network.cloud_estimate(cloudy.masked_fill(~use, 0.0), seen, band_present)[0, 0])
+            unknown = torch.full(seen.shape, torch.nan, device=seen.device)
+            none = torch.full((1,), -1, device=seen.device)
+            parts.append(estimate(model, cloudy, seen, unknown, band_present, none)[0, 0])
     return torch.stack(parts)[:, :height, :width].float().cpu().numpy()
 
 

@@ -304,7 +304,7 @@ def _cloud_heads(models: Mapping[str, Method], data: OpenData) -> dict[str, Any]
     return {
         f"cloud head of {name}": [asdict(each) for each in evaluate_cloud_head(method.remover, labelled)]
         for name, method in models.items()
-        if labelled and isinstance(method, RemoverMethod) and method.remover.has_cloud_head
+        if labelled and isinstance(method, RemoverMethod) and method.remover.finds_clouds
     }
 
 

@@ -11,19 +11,18 @@ import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from sader.baselines.baseline import BaselineConfig
+from sader.config import NetworkConfig
 from sader.errors import BandError, ConfigError, DataError, require
 from sader.geo.read.raster import crs_text, grid_of, opened, reading
 from sader.geo.scene.overview import find_apart
 from sader.geo.stack import DateSource, GeoStack, Grid
-from sader.model.mtcdn import MTCDNConfig
 
 Notice = Callable[[str], None]
 
 
 def build_stack(
     sources: Sequence[DateSource],
-    network: MTCDNConfig | BaselineConfig,
+    network: NetworkConfig,
     *,
     bands: Sequence[str] | None = None,
     grid: str | Path | Grid | None = None,
@@ -78,7 +77,7 @@ def build_stack(
 
 
 def common_bands(
-    sources: Sequence[DateSource], network: MTCDNConfig | BaselineConfig, bands: Sequence[str] | None, said: Notice
+    sources: Sequence[DateSource], network: NetworkConfig, bands: Sequence[str] | None, said: Notice
 ) -> tuple[str, ...]:
     """Return the bands to work on, in the first date's order; warn about each that is left out."""
     first = sources[0]
@@ -88,7 +87,7 @@ def common_bands(
     )
     needs, has = ", ".join(network.bands), "; ".join(f"{s.name} has {_few(s.bands)}" for s in sources[:3])
     missing = [band for band in network.bands if band not in chosen]
-    if not chosen or (missing and not network.composite):
+    if not chosen or (missing and network.needs_all_bands):
         raise BandError(
             f"{has}; this model works on {needs}. Missing in all or some dates: {', '.join(missing)}. Name the bands "
             "of the files with --bands if they are there under other names, or take a model that knows yours."

@@ -1,16 +1,16 @@
-"""Files in, one file out, for a remover that is already there: what `CloudRemover.remove_files` does.
+"""`remove_files`: files in, one file out, for a loaded remover.
 
-Not from the paper. `sader remove` (`geo.remove`) is the same with a model chosen by name and more beside the result.
+`sader remove` (`geo.remove`) also chooses the model and writes previews and reports.
 """
 
 from __future__ import annotations
 
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from sader.bandnames import parse_bands
+from sader.bands import parse_bands
 from sader.errors import ConfigError, DataError, did_you_mean
 from sader.geo.align import build_stack
 from sader.geo.offset import check_source
@@ -25,22 +25,32 @@ if TYPE_CHECKING:
     from sader.inference.tiling import Progress
 
 
-def clear_files(
+def remove_files(
     remover: CloudRemover,
     files: Sequence[str | Path],
     out: str | Path,
     *,
-    options: Mapping[str, Any],
     bands: str | Sequence[str] | None = None,
     offset: str | float | None = "auto",
     mask: str | Path | Sequence[str | Path] | None = None,
     grid: str | Path | None = None,
     load: LoadFunction | None = None,
     progress: Progress | None = None,
+    **options: Any,
 ) -> SceneReport:
-    """Write the clear image of files and return the report: `CloudRemover.remove_files`, where the arguments are told.
+    """Write one clear image of several files as a Cloud Optimized GeoTIFF and return the report.
 
-    What `sader remove` would print as a note is a warning here.
+    files: GeoTIFFs, folders, .SAFE products or STAC items of one place; read and written window by window.
+    bands: names where the files have none. offset: "auto", None, or counts such as -1000 (baseline 04.00).
+    mask: "scl", "s2cloudless", "omnicloudmask", or mask files; None: those of the files, else the model's own.
+    grid: the output's, as a raster file or "EPSG:32632/20"; None = that of the first file.
+    load: a function path -> (array (C, H, W), rasterio profile) for files of another kind.
+    options: the fields of `sader.geo.scene.run.SceneOptions`: reference, seed, samples, uncertainty, overwrite ...
+    Notes of `sader remove` are warnings here.
+
+    >>> remover = sader.CloudRemover.from_pretrained("sader-s2-rgbn")                   # doctest: +SKIP
+    >>> report = sader.remove_files(remover, ["march.tif", "may.tif"], "clear.tif")     # doctest: +SKIP
+    >>> print(report.reference, report.pixels)                                          # doctest: +SKIP
     """
     unknown = [key for key in options if key not in SceneOptions.__dataclass_fields__]
     if unknown:

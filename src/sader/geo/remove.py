@@ -7,8 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from sader.bandnames import parse_bands
-from sader.bands import BANDS_13, BANDS_RGBN
+from sader.bands import BANDS_13, BANDS_RGBN, parse_bands
 from sader.errors import ConfigError, OutputError
 from sader.geo.offset import check_source
 from sader.geo.read.sources import open_sources
@@ -253,13 +252,13 @@ def choose_model(sources: Sequence[DateSource], bands: Sequence[str] | None, say
 
 def few_bands(remover: CloudRemover, bands: Sequence[str]) -> str | None:
     """Return what to say where a scene has too few of a model's bands for its own cloud masks, or None."""
-    from sader.inference.masks import ENOUGH_BANDS, FINDER
+    from sader.inference.masks import ENOUGH_BANDS, FALLBACK_MODEL
 
     known = [band in bands for band in remover.bands]
     few = f"with {sum(known)} of its {len(known)} bands"
-    if remover.needs_finder(known):
-        return f"{few} the model finds clouds badly: where no masks are, {FINDER} finds them."
-    if remover.has_cloud_head and len(known) > len(BANDS_RGBN) and sum(known) < ENOUGH_BANDS * len(known):
+    if remover.uses_fallback_masks(known):
+        return f"{few} the model finds clouds badly: where no masks are, {FALLBACK_MODEL} finds them."
+    if remover.finds_clouds and len(known) > len(BANDS_RGBN) and sum(known) < ENOUGH_BANDS * len(known):
         return f"{few} the model finds clouds badly: give masks (--mask) where the files bring none."
     return None
 

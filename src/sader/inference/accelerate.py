@@ -1,10 +1,8 @@
-"""Sampling close to what the silicon allows: the mathematics of `sampling.sample`, less of everything else (METHOD 9).
+"""Accelerated tiles: half precision, channels last, CUDA graphs and, on request, `torch.compile`.
 
-The dates are seen once; levels at which a step provably changes next to nothing are left out; convolutions run in
-float16 with float32 norms, softmax and sums, channels last, their blocks fused (`model.fused`); on CUDA the whole
-computation of a shape is recorded once and replayed. Every one of these is a switch, and all off is the plain path to
-the bit. What cannot be had on a machine (no Triton, a recording that fails) is done without. On a CPU the blocks are
-those of `model.cpublocks`.
+The computation is that of `SaderTile` within rounding. On a GPU convolutions run in float16; on a CPU with bfloat16
+instructions in bfloat16, while masks are estimated in float32, because rounding would move the edges of thresholded
+masks. Matching, composite and all fits are float32. Settings that fail on a machine are turned off with a warning.
 """
 
 from __future__ import annotations
@@ -15,394 +13,265 @@ import threading
 import time
 import warnings
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, replace
-from itertools import pairwise
-from typing import Literal, Protocol, TypeVar
+from dataclasses import dataclass, fields, replace
+from typing import TypeVar
 
 import torch
-from torch import Tensor
+import torch.nn.functional as F
+from torch import Tensor, nn
 
-from sader.config import ModelConfig
-from sader.errors import ConfigError
-from sader.method.diffusion import Denoiser, MeanReverting
-from sader.method.resampling import Guide, Resampler, ResamplerConfig
-from sader.method.sampling import NoiseSource, karras_sigmas, sample
-from sader.model.blocks import ResBlock
-from sader.model.cpublocks import cpu_network, has_bfloat16
-from sader.model.fused import can_fuse, fuse, half_network
-from sader.model.mtcdn import MTCDN
+from sader.inference.inputs import TileInputs
+from sader.inference.noise import NoiseOf
+from sader.inference.tile import OnStep, SaderTile, TileOutput, feathered
+from sader.method.diffusion import Denoiser
+from sader.method.resampling import fuse
+from sader.model.blocks import ScalarEmbedding
 
-Result = TypeVar("Result")
-Precision = Literal["float32", "bfloat16", "float16"]
+N = TypeVar("N", bound=nn.Module)
 log = logging.getLogger(__name__)
-TYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+NEGLIGIBLE = 2e-3
+"""Change of the image in the model's range, 0.001 of reflectance, below which a sampling step is left out."""
 
 
 @dataclass(frozen=True)
-class FastOptions:
-    """What is done to save time; each alone or together."""
+class Acceleration:
+    """Settings of `AcceleratedTile`."""
 
-    precision: Precision = "float32"
-    """Of convolutions and attention. float16 rounds eight times finer than bfloat16 at the same speed; numbers too
-    large for it are noticed, and the batch is then computed in float32. Slower than float32 on most CPUs."""
-    channels_last: bool = False
-    """Weights, and with them activations, with the bands of a pixel beside each other; half precision always has it."""
-    fused: bool = False
-    """Blocks of few kernels (Triton); needs half precision."""
-    joined: bool = False
-    """Fewer copies, sums and biases between fused blocks (`model.joined`); says nothing without them."""
-    folded: bool = False
-    """Attention and the dates' maps in few kernels (`model.folded`); says nothing without joined blocks."""
-    doubled: bool = False
-    """Convolve before doubling the resolution, with fewer products; says nothing without joined blocks."""
-    skip_below: float = 0.0
-    """Leave out noise levels at which no step can change the image by more than this, in the model's range [-1, 1];
-    see `skippable`. 0 = none; 2e-3 leaves out the paper's sigma = 0.001."""
-    record: bool = False
-    """CUDA only: record the whole computation per shape and replay it without launching from Python."""
-    cpu_blocks: bool = False
-    """CPU only: the blocks of `model.cpublocks`; whatever the precision, clouds are found in float32."""
-    compiled: bool = False
-    """Residual blocks through torch.compile: minutes of compiling; only where they are not fused."""
-    strict: bool = False
-    """Raise where something asked for cannot be had, instead of a warning and the next best way."""
-
-    def __post_init__(self) -> None:
-        if self.precision not in TYPES:
-            raise ConfigError(f"precision is {self.precision!r}; expected {', '.join(TYPES)}.")
-        if self.fused and self.precision == "float32":
-            raise ConfigError("fused blocks compute in half precision; use precision='float16' with fused=True.")
-        if self.cpu_blocks and self.fused:
-            raise ConfigError("fused blocks are for a GPU, cpu_blocks for a CPU; use one of the two.")
+    dtype: torch.dtype = torch.float32
+    """Type of the convolutions. Results in float16 that overflow are computed again in float32."""
+    exact_masks: bool = False
+    """Whether masks are estimated by the float32 network."""
+    capture: bool = False
+    """CUDA only: capture the computation of each shape as a CUDA graph and replay it."""
+    compile: bool = False
+    """Compile the network with `torch.compile`: up to two minutes before the first tile."""
+    negligible: float = 0.0
+    """As in `TileSettings`. 2e-3 leaves out the paper's last level, sigma = 0.001."""
 
     @classmethod
-    def all_on(cls) -> FastOptions:
-        """Return what suits a recent NVIDIA GPU."""
-        return cls(
-            precision="float16", channels_last=True, fused=True, joined=True, folded=True, doubled=True,
-            skip_below=2e-3, record=True,
-        )  # fmt: skip
-
-    @classmethod
-    def suited(cls, device: torch.device, *, composite: bool) -> FastOptions:
-        """Return what suits a device and the networks with or without a composite."""
+    def for_device(cls, device: torch.device, *, composite: bool, compile: bool = False) -> Acceleration:
+        """Return the settings for a device and networks with or without a composite."""
+        negligible = 0.0 if composite else NEGLIGIBLE
         if device.type == "cuda":
-            return cls.all_on() if can_fuse(device) else replace(cls.all_on(), fused=False)
-        if not composite:
-            # Bfloat16 is too coarse for networks that make the whole image out of noise.
-            return cls(channels_last=True, skip_below=2e-3)
-        half = device.type == "cpu" and has_bfloat16()
-        return cls(precision="bfloat16" if half else "float32", cpu_blocks=device.type == "cpu", channels_last=True)
+            return cls(torch.float16, capture=True, compile=compile, negligible=negligible)
+        # bfloat16 is too coarse for networks that sample the whole image from noise.
+        half = device.type == "cpu" and composite and has_bfloat16()
+        return cls(torch.bfloat16 if half else torch.float32, exact_masks=half, compile=compile, negligible=negligible)
 
-    def fewer(self) -> FastOptions | None:
-        """Return the options without the part most likely to have failed, or None if nothing is left to give up."""
-        if self.compiled:
-            return replace(self, compiled=False)
-        if self.fused and self.joined and (self.folded or self.doubled):
-            return replace(self, folded=False, doubled=False)
-        if self.fused and self.joined:
-            return replace(self, joined=False)
-        if self.fused:
-            return replace(self, fused=False)
-        if self.record:
-            return replace(self, record=False)
-        if self.cpu_blocks:
-            return replace(self, cpu_blocks=False, precision="float32")
-        return None
+    def simpler(self) -> Acceleration | None:
+        """Return the settings without the most demanding one, or None if float32 is all that is left."""
+        if self.compile:
+            return replace(self, compile=False)
+        if self.capture:
+            return replace(self, capture=False)
+        return Acceleration() if self.dtype != torch.float32 else None
 
 
-def skippable(process: MeanReverting, sigma: float, *, frames: int, bound: float) -> bool:
-    """Whether D(x; sigma) stays within `bound` of the mean of the state, if the network's output F is of order 1.
-
-    D = c_skip mean(x) + c_out F: at small noise c_skip is nearly 1 and c_out is of the order of sigma, so what a step
-    there can change is at most (1 - c_skip) |x| + c_out |F|. With trained weights this is to be measured, not assumed:
-    the row "sigma = 0.001 left out" of benchmarks/paper_tile.py --weights FILE.
-    """
-    c = process.coefficients(torch.tensor([sigma]), frames)
-    return float((1 - c.c_skip).abs() + c.c_out) <= bound
+def has_bfloat16() -> bool:
+    """Whether the processor has bfloat16 instructions (AVX512-BF16, AMX); emulated ones are slower than float32."""
+    supported = getattr(torch.cpu, "_is_avx512_bf16_supported", None)  # x86 only, private to PyTorch
+    return bool(supported is not None and supported())
 
 
-def shortened(process: MeanReverting, sigmas: Tensor, *, frames: int, bound: float) -> Tensor:
-    """Return the levels without those at which nothing changes; the first level and the final 0 always stay."""
-    levels = [float(sigma) for sigma in sigmas]
-    kept = [
-        sigma
-        for index, sigma in enumerate(levels)
-        if index in (0, len(levels) - 1) or not skippable(process, sigma, frames=frames, bound=bound)
-    ]
-    return torch.tensor(kept, dtype=sigmas.dtype)
+class CastingConv(nn.Module):
+    """A convolution that casts its input to the type of its weights."""
+
+    def __init__(self, conv: nn.Conv2d, dtype: torch.dtype) -> None:
+        super().__init__()
+        self.conv = conv.to(dtype)
+
+    def forward(self, x: Tensor) -> Tensor:
+        conv = self.conv
+        return F.conv2d(x.to(conv.weight.dtype), conv.weight, conv.bias, padding=conv.padding)
 
 
-def quick_denoiser(model: Denoiser, options: FastOptions, device: torch.device) -> Denoiser:
-    """Return the denoiser as the options want it: the one given, or one with a copy of its network."""
-    network = model.network
-    assert isinstance(network, MTCDN)
-    kind = TYPES[options.precision]
-    if options.fused:
-        if not can_fuse(device):
-            raise ConfigError(f"fused blocks need Triton and a CUDA device; the device is {device}. Use fused=False.")
-        network = fuse(network, kind, joined=options.joined, folded=options.folded, doubled=options.doubled)
-    elif options.cpu_blocks:
-        if device.type != "cpu":
-            raise ConfigError(f"cpu_blocks are for a CPU; the device is {device}. Use cpu_blocks=False.")
-        network = cpu_network(network, kind)
-    elif options.precision != "float32":
-        network = half_network(network, kind)
-    elif options.channels_last or options.compiled:
-        network = copy.deepcopy(network)
-    else:
-        return model
-    if options.channels_last:
-        network = network.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-    if options.compiled:
-        for module in network.modules():
-            if isinstance(module, ResBlock):
-                module.compile(dynamic=False)
-    return Denoiser(network, model.config).eval()
+class Float32(nn.Module):
+    """A module whose input is cast to float32: embeddings scale every block and cost next to nothing."""
+
+    def __init__(self, module: nn.Module) -> None:
+        super().__init__()
+        self.module = module
+
+    def forward(self, x: Tensor) -> Tensor:
+        result: Tensor = self.module(x.float())
+        return result
 
 
-def quick_precision(options: FastOptions, device: torch.device) -> AbstractContextManager[object]:
-    """Return the context in which a quick denoiser runs."""
-    if options.precision == "float32":
-        return nullcontext()
-    # Without the cache: recorded kernels must not read weights that a cache has thrown away since.
-    return torch.autocast(device.type, dtype=TYPES[options.precision], cache_enabled=False)
+def accelerated_network(network: N, dtype: torch.dtype) -> N:
+    """Return a copy for inference with convolutions in `dtype`, channels last; everything else stays float32."""
+    copied = copy.deepcopy(network).eval().requires_grad_(False)
+    copied = copied.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+    if dtype != torch.float32:
+        _exchange(copied, dtype)
+    return copied
 
 
-class Recorded:
-    """A function of tensors recorded on CUDA for the shapes of its examples; what it reads lies in fixed places.
+def _exchange(module: nn.Module, dtype: torch.dtype) -> None:
+    for name, child in module.named_children():
+        if isinstance(child, nn.Conv2d):
+            setattr(module, name, CastingConv(child, dtype))
+        elif isinstance(child, nn.Linear | ScalarEmbedding):
+            setattr(module, name, Float32(child))
+        else:
+            _exchange(child, dtype)
 
-    search: let cuDNN try its ways of each convolution first, which takes seconds and pays over many replays.
+
+class AcceleratedTile:
+    """Tiles as `SaderTile` computes them, accelerated; see `Tile` for the call. The given tile is not changed."""
+
+    def __init__(self, tile: SaderTile, settings: Acceleration) -> None:
+        self.plain = tile
+        self._graphs: dict[tuple[object, ...], CapturedCall] = {}
+        self._lock = threading.Lock()
+        """A captured graph has one set of input buffers; threads take turns on a GPU."""
+        self._use(settings)
+
+    def _use(self, settings: Acceleration) -> None:
+        """Start again with other settings."""
+        self.settings, self._graphs = settings, {}
+        network = accelerated_network(self.plain.network, settings.dtype)
+        denoiser = Denoiser(network, self.plain.denoiser.config).eval()
+        self.tile = SaderTile(denoiser, replace(self.plain.settings, negligible=settings.negligible))
+        if settings.compile:
+            denoiser.compile(dynamic=False)
+            self.tile.condition = torch.compile(network.condition, dynamic=False)
+            self.tile.fuse = torch.compile(fuse, dynamic=False)
+        if settings.exact_masks:
+            self.tile.mask_network = self.plain.network
+
+    def __call__(
+        self,
+        inputs: TileInputs,
+        noises: Sequence[NoiseOf],
+        *,
+        steps: int,
+        resamplings: int = 0,
+        on_step: OnStep | None = None,
+    ) -> TileOutput:
+        """Return the images, masks and errors of a batch of tiles."""
+        estimate = self.plain.network.config.matches_dates and bool(inputs.cloud.isnan().any())
+        if inputs.cloudy.is_cuda:
+            with self._lock:
+                output = self._attempted(inputs, noises, steps, resamplings, estimate)
+                torch.cuda.current_stream(inputs.cloudy.device).synchronize()  # threads have streams of their own
+        else:
+            output = self._attempted(inputs, noises, steps, resamplings, estimate)
+        if self.settings.dtype == torch.float16 and not bool(output.images.isfinite().all()):
+            output = self.plain.compute(
+                inputs, noises, steps=steps, resamplings=resamplings, estimate_masks=estimate
+            )  # float16 ends at 65504
+        if on_step is not None:
+            for _ in range(1 + steps * len(noises)):
+                on_step()
+        return feathered(output, inputs)
+
+    def _attempted(
+        self, inputs: TileInputs, noises: Sequence[NoiseOf], steps: int, resamplings: int, estimate: bool
+    ) -> TileOutput:
+        """Return the result; a setting that fails is turned off with a warning."""
+        while True:
+            try:
+                return self._computed(inputs, noises, steps, resamplings, estimate)
+            except torch.OutOfMemoryError:
+                raise
+            except Exception as error:
+                simpler = self.settings.simpler()
+                if simpler is None:
+                    raise
+                text = (str(error).strip().splitlines() or [""])[0][:160]
+                warnings.warn(
+                    f"acceleration failed ({type(error).__name__}: {text}); continuing with {simpler}.", stacklevel=5
+                )
+                self._use(simpler)
+
+    def _computed(
+        self, inputs: TileInputs, noises: Sequence[NoiseOf], steps: int, resamplings: int, estimate: bool
+    ) -> TileOutput:
+        def compute(inputs: TileInputs, noises: Sequence[NoiseOf]) -> TileOutput:
+            output = self.tile.compute(inputs, noises, steps=steps, resamplings=resamplings, estimate_masks=estimate)
+            return TileOutput(output.images.float(), _float(output.cloud), _float(output.error), output.shown)
+
+        if not (self.settings.capture and inputs.cloudy.is_cuda):
+            return compute(inputs, noises)
+        names = [one.name for one in fields(inputs) if isinstance(getattr(inputs, one.name), Tensor)]
+        shapes = tuple((name, tuple(getattr(inputs, name).shape[1:])) for name in names)
+        key = (steps, resamplings, estimate, len(noises), shapes)
+        graph, count = self._graphs.get(key), len(inputs.cloudy)
+        if graph is None or graph.batch < count:
+            # The paper's networks evaluate the same convolutions eight times a tile, so that a search pays.
+            search = not self.plain.network.config.matches_dates
+            graph = self._graphs[key] = CapturedCall(compute, inputs, noises, search=search)
+        return graph(inputs, noises)
+
+
+def _float(x: Tensor | None) -> Tensor | None:
+    return None if x is None else x.float()
+
+
+class CapturedCall:
+    """A computation of tiles captured as a CUDA graph for one shape; smaller batches are filled up.
+
+    search: let cuDNN time its algorithms for each convolution first. It takes seconds and pays over many replays.
     """
 
     def __init__(
-        self, function: Callable[..., tuple[Tensor, ...]], examples: Sequence[Tensor], *, search: bool = True
+        self,
+        compute: Callable[[TileInputs, Sequence[NoiseOf]], TileOutput],
+        inputs: TileInputs,
+        noises: Sequence[NoiseOf],
+        *,
+        search: bool,
     ) -> None:
-        self.inputs = [example.clone() for example in examples]
-        choosing = torch.backends.cudnn.benchmark
+        self.batch = len(inputs.cloudy)
+        self.names = [one.name for one in fields(inputs) if isinstance(getattr(inputs, one.name), Tensor)]
+        self.buffers = {name: getattr(inputs, name).clone() for name in self.names}
+        self.noise: list[dict[tuple[int, int], Tensor]] = [{} for _ in noises]
+        fixed = replace(inputs, **self.buffers)
+
+        def buffered(number: int) -> NoiseOf:
+            def noise(draw: int, channels: int) -> Tensor:
+                if (draw, channels) not in self.noise[number]:
+                    self.noise[number][draw, channels] = noises[number](draw, channels).clone()
+                return self.noise[number][draw, channels]
+
+            return noise
+
+        sources = [buffered(number) for number in range(len(noises))]
+        chosen, started = torch.backends.cudnn.benchmark, time.perf_counter()
         torch.backends.cudnn.benchmark = search
-        marks = [time.perf_counter()]
         try:
-            # A thread begins on the first GPU: recorded there, the work of another would be no part of the recording.
-            with torch.cuda.device(self.inputs[0].device):
+            # A new thread starts on the first GPU; the capture must run on that of the inputs.
+            with torch.cuda.device(inputs.cloudy.device):
                 stream = torch.cuda.Stream()
                 stream.wait_stream(torch.cuda.current_stream())
-                with torch.cuda.stream(stream):  # first outside: cuDNN chooses, Triton compiles, cuBLAS takes its room
+                with torch.cuda.stream(stream):  # algorithms, compiled code and workspaces are prepared before capture
                     for _ in range(2):
-                        function(*self.inputs)
+                        compute(fixed, sources)
                         stream.synchronize()
-                        marks.append(time.perf_counter())
                 torch.cuda.current_stream().wait_stream(stream)
                 self.graph = torch.cuda.CUDAGraph()
-                # Other threads read files and may touch the device meanwhile: only this thread's work is recorded.
+                # Other threads may use the device meanwhile; only the work of this thread is captured.
                 with torch.cuda.graph(self.graph, capture_error_mode="thread_local"):
-                    self.outputs = function(*self.inputs)
-            marks.append(time.perf_counter())
+                    self.output = compute(fixed, sources)
         finally:
-            torch.backends.cudnn.benchmark = choosing
-        building, again, recording = (after - before for before, after in pairwise(marks))
-        log.info(
-            "first batch of %s: building kernels %.1f s, once more %.2f s, recording %.2f s",
-            tuple(self.inputs[0].shape), building, again, recording,
-        )  # fmt: skip
+            torch.backends.cudnn.benchmark = chosen
+        log.info("first batch of %s: %.1f s", tuple(inputs.cloudy.shape), time.perf_counter() - started)
 
-    def __call__(self, *inputs: Tensor) -> tuple[Tensor, ...]:
-        """Return what the function returns; the tensors are overwritten by the next call."""
-        for place, value in zip(self.inputs, inputs, strict=True):
-            place.copy_(value, non_blocking=True)
+    def __call__(self, inputs: TileInputs, noises: Sequence[NoiseOf]) -> TileOutput:
+        """Return the result as new tensors."""
+        count = len(inputs.cloudy)
+        for name, buffer in self.buffers.items():
+            self._fill(buffer, getattr(inputs, name))
+        for buffers, noise in zip(self.noise, noises, strict=True):
+            for (draw, channels), buffer in buffers.items():
+                self._fill(buffer, noise(draw, channels))
         self.graph.replay()
-        return self.outputs
+        images, *others = self.output
+        return TileOutput(images[:, :count].clone(), *(None if x is None else x[:count].clone() for x in others))
 
-
-class TakesShortCuts(Protocol):
-    """Something that computes with options and can begin anew with others."""
-
-    options: FastOptions
-
-    def begin_anew(self, options: FastOptions) -> None: ...
-
-
-def with_fewer_short_cuts(worker: TakesShortCuts, attempt: Callable[[], Result]) -> Result:
-    """Return what `attempt` returns; where a short cut fails, it is given up with a warning and tried again."""
-    while True:
-        try:
-            return attempt()
-        except torch.OutOfMemoryError:
-            raise
-        except Exception as error:
-            fewer = worker.options.fewer()
-            if worker.options.strict or fewer is None:
-                raise
-            warnings.warn(f"a short cut does not work here ({_short(error)}); going on without it.", stacklevel=4)
-            worker.begin_anew(fewer)
-
-
-class FastSampler:
-    """Samples batches of tiles of SADER's networks without composite (the paper's), with the options' short cuts.
-
-    The model given is left as it is.
-    """
-
-    def __init__(
-        self, model: Denoiser, config: ModelConfig, options: FastOptions | None = None, *, guide: Guide | None = None
-    ) -> None:
-        assert isinstance(model.network, MTCDN)
-        if config.network.composite:
-            raise ConfigError(f"{config.name!r} makes a composite; FastSampler is for the paper's networks.")
-        self.plain, self.config, self.guide = model, config, guide
-        self.options = options or FastOptions()
-        self._model: Denoiser | None = None
-        self._recordings: dict[tuple[object, ...], tuple[list[int], Recorded]] = {}
-        self._turn = threading.Lock()
-        """A recording has one place for its inputs, and a scene's tiles come from several threads."""
-
-    def sigmas(self, steps: int, dates: int) -> Tensor:
-        """Return the noise levels that are evaluated."""
-        process = self.config.diffusion
-        levels = karras_sigmas(steps, sigma_min=process.sigma_min, sigma_max=process.sigma_max)
-        if self.options.skip_below <= 0:
-            return levels
-        return shortened(self.plain.process, levels, frames=dates, bound=self.options.skip_below)
-
-    @torch.inference_mode()
-    def __call__(
-        self, cloudy: Tensor, noise: NoiseSource, *, steps: int = 4, resamplings: int = 0, **more: Tensor | None
-    ) -> Tensor:
-        """Return the clear images (B, C, H, W) of cloudy (B, T, C, H, W), both in the model's [-1, 1].
-
-        H and W are multiples of the network's unit. noise: draws of the shape of cloudy. more: aux, valid,
-        band_present, present and days as `MTCDN.condition` takes them.
-        """
-        work = _Work(
-            cloudy, {key: value for key, value in more.items() if value is not None}, noise, steps, resamplings
-        )
-        with self._turn:
-            image = with_fewer_short_cuts(self, lambda: self._sampled(work))
-            if image.device.type == "cuda":  # the next thread may work in another stream
-                torch.cuda.current_stream(image.device).synchronize()
-        if self.options.precision == "float16" and not bool(image.isfinite().all()):
-            # Beyond 65504 float16 has no numbers. Trained networks are far from that, but nothing forbids it.
-            return self._plain(self.plain, work)
-        return image
-
-    def begin_anew(self, options: FastOptions) -> None:
-        """Forget everything made with other options."""
-        self.options, self._model, self._recordings = options, None, {}
-
-    def _sampled(self, work: _Work) -> Tensor:
-        device = work.cloudy.device
-        if self._model is None:
-            self._model = quick_denoiser(self.plain, self.options, device)
-        if not (self.options.record and device.type == "cuda"):
-            return self._plain(self._model, work)
-        shapes = tuple((name, tuple(value.shape)) for name, value in work.more.items())
-        key = (tuple(work.cloudy.shape), shapes, work.steps, work.resamplings)
-        if key not in self._recordings:
-            self._recordings[key] = self._record(work)
-        draws, recorded = self._recordings[key]
-        return recorded(work.cloudy, *work.more.values(), *(work.noise(number) for number in draws))[0].clone()
-
-    def _record(self, work: _Work) -> tuple[list[int], Recorded]:
-        """Return the numbers of the draws that are taken and the recording, whose inputs end with them."""
-        model = self._model
-        assert model is not None
-        draws: list[int] = []
-
-        def listed(number: int) -> Tensor:
-            if number not in draws:
-                draws.append(number)
-            return work.noise(number)
-
-        self._plain(model, replace(work, noise=listed))
-        names = list(work.more)
-
-        def whole(cloudy: Tensor, *inputs: Tensor) -> tuple[Tensor, ...]:
-            more = dict(zip(names, inputs, strict=False))
-            fixed = dict(zip(draws, inputs[len(names) :], strict=True))
-            return (self._plain(model, replace(work, cloudy=cloudy, more=more, noise=lambda number: fixed[number])),)
-
-        examples = [work.cloudy, *work.more.values(), *(work.noise(number) for number in draws)]
-        return draws, Recorded(whole, examples)
-
-    def _plain(self, model: Denoiser, work: _Work) -> Tensor:
-        """Return the images by `sampling.sample`, the dates seen once."""
-        network = model.network
-        assert isinstance(network, MTCDN)
-        options = FastOptions() if model is self.plain else self.options
-        device = work.cloudy.device
-        with quick_precision(options, device):
-            condition = network.condition(work.cloudy, **work.more)  # type: ignore[arg-type]  # its flags are left out
-
-        def denoise(x: Tensor, sigma: Tensor) -> Tensor:
-            with quick_precision(options, device):
-                return model(x, sigma, condition)
-
-        correction = None
-        if work.resamplings:
-            settings = ResamplerConfig(steps=work.resamplings, threshold=self.config.sampling.resample_threshold)
-            correction = Resampler(settings, self.guide, present=condition.present)
-        return sample(
-            denoise,
-            condition.mean.float(),
-            work.noise,
-            self.sigmas(work.steps, work.cloudy.shape[1]),
-            alpha=self.config.diffusion.alpha,
-            correction=correction,
-        )
-
-
-@dataclass(frozen=True)
-class _Work:
-    """One batch to be sampled."""
-
-    cloudy: Tensor
-    more: dict[str, Tensor]
-    noise: NoiseSource
-    steps: int
-    resamplings: int
-
-
-def _short(error: BaseException) -> str:
-    text = str(error).strip().splitlines()
-    return f"{type(error).__name__}: {text[0][:160] if text else ''}"
-
-
-def naive_sample(
-    model: Denoiser,
-    config: ModelConfig,
-    cloudy: Tensor,
-    noise: NoiseSource,
-    *,
-    aux: Tensor | None,
-    steps: int,
-    resamplings: int,
-    guide: Guide | None,
-    counted: list[None] | None = None,
-) -> Tensor:
-    """Return the same image as the public code makes it: the whole network, dates included, at every evaluation.
-
-    counted: a list that gets one entry per evaluation. For comparison only (benchmarks/paper_tile.py).
-    """
-    network = model.network
-    assert isinstance(network, MTCDN)
-    process = config.diffusion
-
-    def denoise(x: Tensor, sigma: Tensor) -> Tensor:
-        if counted is not None:
-            counted.append(None)
-        return model(x, sigma, network.condition(cloudy, aux=aux))
-
-    correction = None
-    if resamplings:
-        settings = ResamplerConfig(steps=resamplings, threshold=config.sampling.resample_threshold)
-        correction = Resampler(settings, guide)
-    with torch.inference_mode():
-        return sample(
-            denoise,
-            cloudy,
-            noise,
-            karras_sigmas(steps, sigma_min=process.sigma_min, sigma_max=process.sigma_max),
-            alpha=process.alpha,
-            correction=correction,
-        )
+    @staticmethod
+    def _fill(buffer: Tensor, values: Tensor) -> None:
+        """Copy values into the buffer; the rest of the batch repeats the first tile."""
+        buffer[: len(values)].copy_(values, non_blocking=True)
+        if len(values) < len(buffer):
+            buffer[len(values) :] = values[:1]

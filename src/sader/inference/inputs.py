@@ -1,109 +1,151 @@
-"""What a user may hand to `CloudRemover`, checked and turned into tensors; every refusal says what to do.
+"""User inputs of `CloudRemover`: checked, and turned into tensors.
 
-Nothing is repaired silently: a value that cannot be reflectance is an error, not a clip.
+Nothing is repaired silently: a value that cannot be reflectance is an error and is not clipped.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
 
-from sader.baselines.baseline import BaselineConfig
+from sader.config import NetworkConfig
 from sader.errors import BandError, ConfigError, ShapeError, ValueRangeError
 from sader.inference.tiling import Window
 from sader.model.blocks import reflect_pad
-from sader.model.mtcdn import MTCDNConfig
-from sader.models import AnyModelConfig
+
+if TYPE_CHECKING:
+    from sader.models import AnyModelConfig
 
 LOWEST, HIGHEST = -0.2, 3.0
-"""Reflectance outside this cannot be: offsets give slightly negative values, sun glint on cloud up to about 2."""
+"""Possible reflectance: offsets give slightly negative values, sun glint on cloud up to about 2."""
+MOST_STEPS = 1000
+"""Largest number of sampling steps; the paper uses 4 and 5."""
+MOST_RESAMPLINGS = 63
+"""Largest number of resamplings per step (`sader.method.resampling`)."""
 
 
 @dataclass(frozen=True)
-class PreparedSeries:
-    """One series as tensors with a batch axis of 1, in the model's band order."""
+class TileInputs:
+    """A series, or B tiles of one, as tensors in the model's band order."""
 
     cloudy: Tensor
-    """(1, T, C, H, W) reflectance, 0.5 (the model's zero) where there is no data or no such band."""
+    """(B, T, C, H, W) reflectance, 0.5 (the middle of the model's range) for nodata and missing bands."""
     valid: Tensor
-    """bool (1, T, H, W)"""
+    """bool (B, T, H, W)"""
     cloud: Tensor
-    """(1, T, H, W): 1 cloud, 0 clear, NaN unknown."""
+    """(B, T, H, W): 1 cloud, 0 clear, NaN unknown."""
     reference: Tensor
-    """(1,) long, -1 for none."""
+    """(B,) long, -1 for none."""
     band_present: Tensor
-    """bool (1, C)"""
-    days: Tensor | None
-    """(1, T)"""
-    aux: Tensor | None
-    """(1, T, A, H, W)"""
-    output: tuple[int, ...]
-    """Positions, among the model's bands, of the bands the user gave, in the user's order."""
+    """bool (B, C)"""
+    days: Tensor | None = None
+    """(B, T)"""
+    aux: Tensor | None = None
+    """(B, T, A, H, W)"""
     change: Tensor | None = None
-    """(1, T, C, H, W): what the matching of the whole scene adds to each date (`sader.inference.scene_match`)."""
+    """(B, T, C, H, W): reflectance that the match of the whole scene adds (`sader.inference.scene_match`)."""
+    output: tuple[int, ...] = ()
+    """Positions of the user's bands among the model's bands, in the user's order; empty = the model's own."""
 
-    def cut(self, window: Window) -> PreparedSeries:
-        """Return the part of the series inside a window."""
-        return self._each(lambda x: x[..., *window.slices])
+    @property
+    def size(self) -> tuple[int, int]:
+        """Height and width."""
+        height, width = self.cloudy.shape[-2:]
+        return height, width
 
-    def with_change(self, change: NDArray[np.float32]) -> PreparedSeries:
-        """Return the series with what the matching of the whole scene adds: (T, C, H, W), in the bands of the user."""
+    def cut(self, window: Window) -> TileInputs:
+        """Return the part inside a window."""
+        return self._images(lambda x: x[..., *window.slices])
+
+    def padded(self, multiple: int) -> TileInputs:
+        """Return the inputs extended by reflection to a multiple of `multiple` pixels."""
+        height, width = (-(-size // multiple) * multiple for size in self.size)
+        return self if (height, width) == self.size else self._images(lambda x: reflect_pad(x, height, width))
+
+    def to(self, device: torch.device | str) -> TileInputs:
+        """Return the inputs on a device."""
+        return self._each(lambda x: x.to(device))
+
+    def with_change(self, change: NDArray[np.float32]) -> TileInputs:
+        """Return the inputs of one series with the scene match's change (T, C, H, W), in the user's bands."""
         added = np.zeros(self.cloudy.shape[1:], dtype=np.float32)
-        added[:, list(self.output)] = np.where(self.valid[0, :, None].numpy(), change, 0.0)
+        bands = list(self.output) or list(range(self.cloudy.shape[2]))
+        added[:, bands] = np.where(self.valid[0, :, None].numpy(), change, 0.0)
         return replace(self, change=torch.from_numpy(added)[None])
 
-    def padded(self, multiple: int) -> PreparedSeries:
-        """Return the series with its size reflected up to a multiple."""
-        height, width = (-(-size // multiple) * multiple for size in self.cloudy.shape[-2:])
-        return self._each(lambda x: reflect_pad(x, height, width))
+    @staticmethod
+    def joined(tiles: Sequence[TileInputs]) -> TileInputs:
+        """Return tiles of one size and kind as one batch."""
+        first = tiles[0]
+        if len(tiles) == 1:
+            return first
+        joined: dict[str, Any] = {
+            name: torch.cat([getattr(tile, name) for tile in tiles]) for name, _ in first._tensors()
+        }
+        return replace(first, **joined)
 
-    def _each(self, change: Callable[[Tensor], Tensor]) -> PreparedSeries:
-        return replace(
-            self,
-            cloudy=change(self.cloudy),
-            valid=change(self.valid),
-            cloud=change(self.cloud),
-            aux=None if self.aux is None else change(self.aux),
-            change=None if self.change is None else change(self.change),
-        )
+    def _tensors(self) -> list[tuple[str, Tensor]]:
+        values = ((one.name, getattr(self, one.name)) for one in fields(self))
+        return [(name, value) for name, value in values if isinstance(value, Tensor)]
+
+    def _each(self, change: Callable[[Tensor], Tensor]) -> TileInputs:
+        changed: dict[str, Any] = {name: change(value) for name, value in self._tensors()}
+        return replace(self, **changed)
+
+    def _images(self, change: Callable[[Tensor], Tensor]) -> TileInputs:
+        return self._each(lambda x: change(x) if x.ndim >= 4 else x)
 
 
 def parse_steps(steps: int | str | None, config: AnyModelConfig) -> tuple[int, int]:
     """Return (steps, resamplings) from 4 or "4" (no resampling), "4+1", or None (the checkpoint's own)."""
     if steps is None:
         return config.default_steps
+    wanted = ConfigError(
+        f"steps is {steps!r}; expected a number from 1 to {MOST_STEPS} such as 4, or '4+1' for resampling, with at "
+        f"most {MOST_RESAMPLINGS} resamplings."
+    )
     if isinstance(steps, bool) or not isinstance(steps, int | np.integer | str):
-        raise ConfigError(f"steps is {steps!r}; expected a number such as 4, or '4+1' for resampling.")
-    count, plus, extra = str(steps).partition("+")
-    if not count.strip().isdecimal() or (plus and not extra.strip().isdecimal()) or int(count) < 1:
-        raise ConfigError(f"steps is {steps!r}; expected a number such as 4, or '4+1' for resampling.")
-    return int(count), int(extra) if plus else 0
+        raise wanted
+    count, plus, extra = (part.strip() for part in str(steps).partition("+"))
+    if not (count.isascii() and count.isdecimal()) or (plus and not (extra.isascii() and extra.isdecimal())):
+        raise wanted
+    if len(count) > 9 or len(extra) > 9 or not 1 <= int(count) <= MOST_STEPS or int(extra or 0) > MOST_RESAMPLINGS:
+        raise wanted
+    return int(count), int(extra or 0)
+
+
+def check_whole_number(name: str, value: object, *, least: int) -> int:
+    """Return a whole number of at least `least`, or raise."""
+    if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < least:
+        raise ConfigError(f"{name} is {value!r}; expected a whole number of at least {least}.")
+    return int(value)
 
 
 def prepare_series(
-    network: MTCDNConfig | BaselineConfig,
+    network: NetworkConfig,
     cloudy: ArrayLike,
     *,
-    reference: int | None,
-    cloud_mask: ArrayLike | Sequence[ArrayLike | None] | None,
-    days: Sequence[float] | None,
-    aux: ArrayLike | None,
-    valid: ArrayLike | None,
-    bands: Sequence[str] | None,
+    reference: int | None = None,
+    cloud_mask: ArrayLike | Sequence[ArrayLike | None] | None = None,
+    days: Sequence[float] | None = None,
+    aux: ArrayLike | None = None,
+    valid: ArrayLike | None = None,
+    bands: Sequence[str] | None = None,
     part: bool = False,
     scene_change: NDArray[np.float32] | None = None,
-) -> PreparedSeries:
-    """Return the checked series; arguments as in `CloudRemover.predict`.
+) -> TileInputs:
+    """Return the checked series as a batch of one; arguments as in `CloudRemover.predict`.
 
-    part: it is one tile of a scene, where a patch of zero reflectance (deep water) proves no mistake.
+    part: the series is one tile of a scene, in which zero reflectance everywhere (deep water) is possible.
     scene_change: (T, C, H, W) from `sader.inference.scene_match`, in the bands of cloudy.
     """
-    array = _number_array(cloudy, "cloudy")
+    array, unmasked = _number_array(cloudy, "cloudy")
     if array.ndim != 4:
         hint = "For one date use cloudy[None]." if array.ndim == 3 else "Stack the dates first, then the bands."
         raise ShapeError(f"cloudy has {array.ndim} dimensions {array.shape}; expected (T, C, H, W). {hint}")
@@ -113,14 +155,14 @@ def prepare_series(
     if 0 in array.shape:
         raise ShapeError(f"cloudy is {array.shape}: it holds no pixel. Give (T, C, H, W) with every size at least 1.")
     positions = _band_positions(network, count, bands)
-    seen = _valid(valid, array)
+    seen = _valid(valid, array, unmasked)
     _check_range(array, seen, "cloudy", part=part)
 
     full = np.full((dates, len(network.bands), height, width), 0.5, dtype=np.float32)
     full[:, list(positions)] = np.where(seen[:, None], array, 0.5)
     present = np.zeros(len(network.bands), dtype=bool)
     present[list(positions)] = True
-    series = PreparedSeries(
+    series = TileInputs(
         cloudy=torch.from_numpy(full)[None],
         valid=torch.from_numpy(seen)[None],
         cloud=torch.from_numpy(_cloud(cloud_mask, (dates, height, width)))[None],
@@ -133,19 +175,30 @@ def prepare_series(
     return series if scene_change is None else series.with_change(scene_change)
 
 
-def _number_array(values: ArrayLike, name: str) -> NDArray[np.float32]:
+def _number_array(values: ArrayLike, name: str) -> tuple[NDArray[np.float32], NDArray[np.bool_] | None]:
+    """Return (values as float32, False at masked values): the second is None without a mask."""
+    if isinstance(values, Tensor):
+        # NumPy has no bfloat16 and reads no tensor that requires a gradient.
+        values = values.detach().cpu()
+        values = (values.float() if values.is_floating_point() else values).numpy()
+    unmasked: NDArray[np.bool_] | None = None
+    if isinstance(values, np.ma.MaskedArray):
+        unmasked = ~np.ma.getmaskarray(values)
+        values = values.data
     try:
         array = np.asarray(values)
-    except ValueError as error:  # NumPy's word for dates of different sizes
+    except (ValueError, TypeError, RuntimeError) as error:  # dates of different sizes, tensors of a foreign library
         raise ShapeError(f"{name} is not one array ({error}); expected one size for every date.") from error
-    if array.dtype == object or not (np.issubdtype(array.dtype, np.number) or array.dtype == bool):
+    if array.dtype == bool:
+        raise ValueRangeError(f"{name} is boolean; expected reflectance. Pass masks as cloud_mask= or valid=.")
+    if array.dtype == object or not np.issubdtype(array.dtype, np.number):
         raise ShapeError(f"{name} is of type {array.dtype}; expected one numeric array (same size for every date).")
     if np.issubdtype(array.dtype, np.complexfloating):
         raise ValueRangeError(f"{name} is complex ({array.dtype}); expected real reflectance.")
-    return array.astype(np.float32, copy=False)
+    return array.astype(np.float32, copy=False), unmasked
 
 
-def _band_positions(network: MTCDNConfig | BaselineConfig, count: int, bands: Sequence[str] | None) -> tuple[int, ...]:
+def _band_positions(network: NetworkConfig, count: int, bands: Sequence[str] | None) -> tuple[int, ...]:
     wanted = network.bands
     if bands is None:
         if count != len(wanted):
@@ -162,13 +215,15 @@ def _band_positions(network: MTCDNConfig | BaselineConfig, count: int, bands: Se
             f"bands are {', '.join(bands)}; this model knows {', '.join(wanted)}, each once. "
             f"Leave out {', '.join(unknown) or 'the duplicates'}."
         )
-    if len(bands) < len(wanted) and not network.composite:
+    if len(bands) < len(wanted) and network.needs_all_bands:
         missing = [band for band in wanted if band not in bands]
         raise BandError(f"bands {', '.join(missing)} are missing; this model needs all of {', '.join(wanted)}.")
     return tuple(wanted.index(band) for band in bands)
 
 
-def _valid(valid: ArrayLike | None, array: NDArray[np.float32]) -> NDArray[np.bool_]:
+def _valid(
+    valid: ArrayLike | None, array: NDArray[np.float32], unmasked: NDArray[np.bool_] | None
+) -> NDArray[np.bool_]:
     dates, _, height, width = array.shape
     if valid is None:
         seen = np.ones((dates, height, width), dtype=bool)
@@ -176,8 +231,10 @@ def _valid(valid: ArrayLike | None, array: NDArray[np.float32]) -> NDArray[np.bo
         seen = np.asarray(valid).astype(bool)
         if seen.shape != (dates, height, width):
             raise ShapeError(f"valid is {seen.shape}; expected (T, H, W) = {(dates, height, width)}.")
+    if unmasked is not None:
+        seen = seen & unmasked.all(axis=1)
     if not seen.any():
-        raise ValueRangeError("no date has a valid pixel; there is nothing to work with. Check nodata and valid.")
+        raise ValueRangeError("no date has a valid pixel. Check nodata and valid.")
     bad = int((~np.isfinite(array) & seen[:, None]).sum())
     if bad:
         raise ValueRangeError(
@@ -188,13 +245,14 @@ def _valid(valid: ArrayLike | None, array: NDArray[np.float32]) -> NDArray[np.bo
 
 
 def _check_range(array: NDArray[np.float32], seen: NDArray[np.bool_], name: str, *, part: bool = False) -> None:
-    values = array[np.broadcast_to(seen[:, None], array.shape)]
-    low, high = float(values.min()), float(values.max())
+    where = seen[:, None]
+    low = float(array.min(where=where, initial=np.inf))
+    high = float(array.max(where=where, initial=-np.inf))
     if high > HIGHEST:
         hint = (
             "They look like digital numbers: divide by 10000 (and subtract the offset) first."
             if high > 50
-            else ("Check scale and nodata.")
+            else "Check scale and nodata."
         )
         raise ValueRangeError(f"{name} goes up to {high:g}; expected reflectance in [0, 1]. {hint}")
     if low < LOWEST:
@@ -255,16 +313,18 @@ def _days(days: Sequence[float] | None, dates: int) -> Tensor | None:
 
 
 def _aux(
-    aux: ArrayLike | None, network: MTCDNConfig | BaselineConfig, shape: tuple[int, ...], seen: NDArray[np.bool_]
+    aux: ArrayLike | None, network: NetworkConfig, shape: tuple[int, ...], seen: NDArray[np.bool_]
 ) -> Tensor | None:
     if aux is None:
         return None
     if not network.aux_bands:
         raise BandError("aux was given, but this model takes no auxiliary bands. Leave aux out.")
-    array = _number_array(aux, "aux")
+    array, unmasked = _number_array(aux, "aux")
     wanted = (shape[0], len(network.aux_bands), shape[2], shape[3])
     if array.shape != wanted:
         raise ShapeError(f"aux is {array.shape}; expected (T, A, H, W) = {wanted} for {', '.join(network.aux_bands)}.")
+    if unmasked is not None:
+        seen = seen & unmasked.all(axis=1)
     if not np.isfinite(array[np.broadcast_to(seen[:, None], array.shape)]).all():
         raise ValueRangeError("aux holds NaN or infinite values; expected numbers scaled to [0, 1].")
     return torch.from_numpy(np.where(seen[:, None], array, 0.5).astype(np.float32))[None]

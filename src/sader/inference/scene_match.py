@@ -16,9 +16,8 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor
 
-from sader.data.batch import to_model_range
 from sader.inference.tiling import Window
-from sader.model.blocks import full_precision
+from sader.model.blocks import full_precision, to_model_range
 from sader.model.composite import NOISE_VARIANCE, clearest_date
 from sader.model.infill import carried_inward
 from sader.model.matching import CELL, MOST_CHANGE, fit_dates, inlier_weight

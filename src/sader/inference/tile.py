@@ -1,231 +1,204 @@
-"""One tile as one function of tensors: dates, masks and noise in, the clear image, its clouds and its error out.
+"""`SaderTile`: a batch of tiles from reflectance, masks and noise to clear image, cloud mask and error.
 
-`CloudRemover` works through tiles; this is what it does to each of them, without any branch on a value, so that it can
-be exported (`inference.export`), compiled (`inference.onnx`) or recorded. Nothing here knows files, scenes or numpy.
+Every backend computes this module: eager float32 (here), half precision, compiled code and CUDA graphs
+(`inference.accelerate`), ONNX (`inference.onnx`). Baselines answer the same call (`inference.baseline_tile`).
 """
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager, nullcontext
-from typing import NamedTuple
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple, Protocol
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
-from sader.config import ModelConfig
-from sader.data.batch import to_model_range, to_reflectance
-from sader.errors import ConfigError
+from sader.inference.inputs import TileInputs
+from sader.inference.masks import estimate, leading_date, used_mask
+from sader.inference.noise import NoiseOf
+from sader.inference.scene_match import feather
 from sader.method.diffusion import Denoiser
-from sader.method.sampling import karras_sigmas, sample
-from sader.model.blocks import is_exporting
-from sader.model.contrast import with_contrast
+from sader.method.resampling import Guide, Resampler, ResamplerConfig, fuse
+from sader.method.sampling import Solver
+from sader.model.blocks import to_model_range, to_reflectance
+from sader.model.composite import with_contrast
+from sader.model.heads import steady_correction
 from sader.model.mtcdn import MTCDN, Condition
-from sader.model.uncertainty import steady_correction
 
-BESIDE_NODATA = 6
-"""Pixels within which a clear pixel may not have both an own mask's cloud and missing data. Seen in products with
-clouds cut out: what was left of them there was taken for land."""
-SLIVER, HOLE = 3, 3
-"""Data that no square of this radius fits into is a sliver; missing data that one fits into is a hole."""
-LEAST_SEEN = 0.15
-"""Part of a tile that the reference date must show clearly to be the measure for the other dates there."""
+OnStep = Callable[[], None]
+"""Called after the condition and after every sampling step, for progress bars."""
 
 
-class TileResult(NamedTuple):
-    """What is made of a batch of tiles."""
+class TileOutput(NamedTuple):
+    """Result of a batch of tiles."""
 
-    clear: Tensor
-    """(B, C, H, W) reflectance; raw: may be below 0, no pixel of the reference date put back."""
-    cloud: Tensor
-    """(B, T, H, W): probability of cloud or shadow that was used, given or estimated."""
-    error: Tensor
-    """(B, C, H, W): standard deviation to be expected, 0 for a network without error head."""
+    images: Tensor
+    """(S, B, C, H, W) reflectance, one per sample; values may be below 0, no pixel of the reference date is copied."""
+    cloud: Tensor | None = None
+    """(B, T, H, W): mask of cloud or shadow that was used; None for networks that use no masks."""
+    error: Tensor | None = None
+    """(B, C, H, W): expected standard deviation; None for networks without an error head."""
     shown: Tensor | None = None
-    """bool (B, H, W), only with a scene match: what the reference date shows in tiles where it shows too little."""
+    """bool (B, H, W), only from `SaderTile.compute` with a scene match: see `masks.leading_date`."""
 
 
-class TileGraph(nn.Module):
-    """The whole computation of tiles for a network with a composite, as `CloudRemover` does it.
+@dataclass(frozen=True)
+class TileSettings:
+    """Settings that are the same for all tiles of a remover."""
 
-    steps: Euler steps without resampling. threshold, growth: `RemoverOptions.cloud_threshold` and `mask_growth`.
-    estimate: False leaves the cloud head out, for tiles whose masks are all given.
-    scene: True takes one more input, what the match of the whole scene adds to each date.
-    precision: type of the networks' convolutions under autocast (`inference.accelerate`); None = that of their weights.
-    exact_masks: True finds clouds in the weights' own type whatever the precision.
-    """
+    threshold: float = 0.5
+    """Probability of cloud or shadow from which an estimated mask hides a pixel."""
+    growth: int = 2
+    """Pixels by which estimated masks are widened."""
+    solver: Solver = "euler"
+    resample_threshold: float = 0.2
+    guide: Callable[[], Guide | None] = lambda: None
+    """Returns the guide of the resampling; called when tiles are resampled."""
+    negligible: float = 0.0
+    """Noise levels at which a step changes the image by no more than this, in the model's range, are left out."""
 
-    def __init__(
+
+class Tile(Protocol):
+    """Computes batches of tiles. Implementations may be called from several threads at once."""
+
+    def __call__(
         self,
-        model: Denoiser,
-        config: ModelConfig,
+        inputs: TileInputs,
+        noises: Sequence[NoiseOf],
         *,
-        steps: int | None = None,
-        threshold: float = 0.5,
-        growth: int = 2,
-        estimate: bool = True,
-        scene: bool = False,
-        precision: torch.dtype | None = None,
-        exact_masks: bool = False,
-    ) -> None:
+        steps: int,
+        resamplings: int = 0,
+        on_step: OnStep | None = None,
+    ) -> TileOutput:
+        """Return one image per noise, with mask and error; height and width are multiples of the network's."""
+
+
+class SaderTile(nn.Module):
+    """Tiles of SADER's networks, with a composite or without."""
+
+    def __init__(self, model: Denoiser, settings: TileSettings | None = None) -> None:
         super().__init__()
-        check_exportable(config)
-        self.precision, self.exact_masks = precision, exact_masks
-        self.denoiser = model
         assert isinstance(model.network, MTCDN)
-        self.network: MTCDN = model.network
-        self.config = config
-        process = config.diffusion
-        self.steps = process.steps if steps is None else steps
-        levels = karras_sigmas(self.steps, sigma_min=process.sigma_min, sigma_max=process.sigma_max)
-        # Numbers, not a tensor: what is known when the graph is made becomes part of it.
-        self.sigmas = [float(level) for level in levels]
-        self.threshold, self.growth, self.estimate, self.scene = threshold, growth, estimate, scene
+        self.denoiser, self.network = model, model.network
+        self.mask_network = model.network
+        """Estimates the masks; `inference.accelerate` keeps it in float32."""
+        self.condition: Callable[..., Condition] = model.network.condition
+        """`MTCDN.condition`, or a compiled version of it."""
+        self.fuse: Callable[..., Tensor] = fuse
+        """`resampling.fuse`, or a compiled version of it."""
+        self.settings = settings or TileSettings()
 
     def forward(
         self,
-        cloudy: Tensor,
-        valid: Tensor,
-        cloud: Tensor,
-        reference: Tensor,
-        noise: Tensor,
-        band_present: Tensor,
-        change: Tensor | None = None,
-    ) -> tuple[Tensor, ...]:
-        """Return `TileResult` as a plain tuple; H and W are multiples of `config.network.multiple`.
+        inputs: TileInputs,
+        noises: Sequence[NoiseOf],
+        *,
+        steps: int,
+        resamplings: int = 0,
+        on_step: OnStep | None = None,
+    ) -> TileOutput:
+        """Return the images (S, B, C, H, W), masks and errors of a batch of tiles; see `Tile`."""
+        unknown = self.network.config.matches_dates and bool(inputs.cloud.isnan().any())
+        output = self.compute(
+            inputs, noises, steps=steps, resamplings=resamplings, estimate_masks=unknown, on_step=on_step
+        )
+        return feathered(output, inputs)
 
-        cloudy: (B, T, C, H, W) reflectance, 0.5 where there is no data; valid: bool (B, T, H, W).
-        cloud: (B, T, H, W), 1 cloud or shadow, 0 clear, NaN unknown. reference: (B,) long, -1 for none.
-        noise: (B, 1, C, H, W) standard normal. band_present: bool (B, C). change: (B, T, C, H, W) reflectance.
+    def compute(
+        self,
+        inputs: TileInputs,
+        noises: Sequence[NoiseOf],
+        *,
+        steps: int,
+        resamplings: int = 0,
+        estimate_masks: bool = True,
+        on_step: OnStep | None = None,
+    ) -> TileOutput:
+        """Return the result before `feathered`, without a branch on a tensor's value: for CUDA graphs and export.
+
+        estimate_masks: False where all masks are given.
         """
-        frames = to_model_range(cloudy)
-        used = cloud
-        if self.estimate:
-            with nullcontext() if self.exact_masks else self._precise(frames):
-                used = used_cloud(
-                    self.network, frames, valid, cloud, band_present, reference,
-                    threshold=self.threshold, growth=self.growth,
-                )  # fmt: skip
-        shown: Tensor | None = None
-        if self.scene:
-            assert change is not None
-            frames = frames + 2 * change  # the model's range is twice as wide as reflectance
-            reference, shown = where_seen(reference, used, valid, threshold=self.threshold)
-        with self._precise(frames):
-            condition = self.network.condition(
-                frames, valid=valid, cloud=used, reference=reference, band_present=band_present, same_light=self.scene
-            )
-        mean = condition.mean.float()
-        image = sample(
-            lambda x, sigma: self._denoise(x, sigma, condition),
-            mean,
-            lambda draw: noise,
-            self.sigmas,
-            alpha=self.config.diffusion.alpha,
-            initial=mean,
+        cloudy, cloud = to_model_range(inputs.cloudy), None
+        if self.network.config.matches_dates:
+            cloud = self.masks(inputs) if estimate_masks else inputs.cloud
+        reference, shown = inputs.reference, None
+        if cloud is not None and inputs.change is not None:
+            cloudy = cloudy + 2 * inputs.change  # the model's range is twice as wide as reflectance
+            reference, shown = leading_date(reference, cloud, inputs.valid, threshold=self.settings.threshold)
+        condition = self.condition(
+            cloudy,
+            aux=None if inputs.aux is None else to_model_range(inputs.aux),
+            valid=inputs.valid,
+            cloud=cloud,
+            reference=reference,
+            days=inputs.days,
+            band_present=inputs.band_present,
+            already_matched=inputs.change is not None,
         )
-        if condition.contrast is not None and self.steps == 1:  # as in `CloudRemover`
-            image = with_contrast(image, condition.contrast)
-        error = expected_error(condition, scene=self.scene)
-        made = (to_reflectance(image), used, torch.zeros_like(image) if error is None else error)
-        return made if shown is None else (*made, shown)
+        if on_step is not None:
+            on_step()
+        images = []
+        for noise in noises:
+            image = to_reflectance(self._sampled(condition, noise, steps, resamplings, on_step))
+            if condition.contrast is not None and steps == 1:  # more steps add texture of their own
+                image = with_contrast(image, condition.contrast)
+            images.append(image)
+        error = expected_error(condition, scene=inputs.change is not None)
+        return TileOutput(torch.stack(images), cloud, error, shown)
 
-    def _denoise(self, x: Tensor, sigma: Tensor, condition: Condition) -> Tensor:
-        with self._precise(x):
-            result: Tensor = self.denoiser(x, sigma, condition)
-            return result
-
-    def _precise(self, x: Tensor) -> AbstractContextManager[object]:
-        if self.precision is None:
-            return nullcontext()
-        # Without the cache: recorded kernels must not read weights that a cache has thrown away since.
-        return torch.autocast(x.device.type, dtype=self.precision, cache_enabled=False)
-
-
-def check_exportable(config: ModelConfig) -> None:
-    """Raise for a network whose tiles cannot be one function of these inputs."""
-    network = config.network
-    if not network.composite:
-        raise ConfigError(
-            f"the model {config.name!r} makes no composite; only such networks (the shipped ones, presets small and "
-            "small_msi) run as one graph. Use the torch backend."
+    def masks(self, inputs: TileInputs) -> Tensor:
+        """Return the masks (B, T, H, W): the given ones, estimated where they are NaN."""
+        probability = estimate(
+            self.mask_network,
+            to_model_range(inputs.cloudy),
+            inputs.valid,
+            inputs.cloud,
+            inputs.band_present,
+            inputs.reference,
         )
-    if network.date_input == "days" or network.aux_bands:
-        raise ConfigError(
-            f"the model {config.name!r} reads days or auxiliary bands, for which the graph has no input. "
-            "Use the torch backend."
+        return used_mask(
+            probability, inputs.valid, inputs.cloud, threshold=self.settings.threshold, growth=self.settings.growth
         )
 
-
-def used_cloud(
-    network: MTCDN,
-    cloudy: Tensor,
-    valid: Tensor,
-    given: Tensor,
-    band_present: Tensor,
-    reference: Tensor,
-    *,
-    threshold: float,
-    growth: int,
-) -> Tensor:
-    """Return the cloud probability (B, T, H, W): the given masks, the network's estimate where they are NaN.
-
-    cloudy: (B, T, C, H, W) in the model's range. growth: pixels by which the estimate is widened.
-    """
-    use = valid[:, :, None] & band_present[:, None, :, None, None]
-    estimate = network.cloud_estimate(
-        cloudy.masked_fill(~use, 0.0), valid, band_present, given=given, reference=reference
-    )
-    # Cut to a mask, as given ones are: half-believed clouds would weigh in every fit, and cost half a dB.
-    mask = (grown(estimate, growth) >= threshold).to(given.dtype)
-    # Most tiles are whole, and then there is nothing to look for. A graph has no such question, nor may a GPU be asked.
-    if is_exporting() or valid.is_cuda or not bool(valid.all()):
-        mask = torch.maximum(mask, shreds(mask, valid))
-    return torch.where(given.isnan(), mask, given)
+    def _sampled(
+        self, condition: Condition, noise: NoiseOf, steps: int, resamplings: int, on_step: OnStep | None
+    ) -> Tensor:
+        """Return the image (B, C, H, W) of one sample in the model's range."""
+        shape = condition.mean.shape
+        correction = None
+        if resamplings:
+            config = ResamplerConfig(steps=resamplings, threshold=self.settings.resample_threshold)
+            correction = Resampler(config, self.settings.guide(), present=condition.present, fuse=self.fuse)
+        return self.denoiser.clear_image(
+            condition,
+            lambda draw: noise(draw, shape[1] * shape[2]).view(shape),
+            sigmas=self.denoiser.sigmas(steps, dates=shape[1], negligible=self.settings.negligible),
+            solver=self.settings.solver,
+            correction=correction,
+            callback=None if on_step is None else lambda step, image: on_step(),
+        )
 
 
-def shreds(mask: Tensor, valid: Tensor) -> Tensor:
-    """Return what is left of clouds that a provider has taken out, 1 or 0 (B, T, H, W); mask: the clouds known."""
-    seen = valid.to(mask.dtype)
-    # Between a cloud and missing data lies the rest of that cloud. Single pixels without data are something else: dark
-    # water, a sensor's fault.
-    gaps, holes = 1 - grown(seen, 1), 1 - grown(seen, HOLE)
-    between = grown(mask, BESIDE_NODATA) * grown(gaps, 1 + BESIDE_NODATA)
-    # So are slivers of data among large holes, whatever they look like: land is wider.
-    slivers = 1 - grown(1 - grown(1 - seen, SLIVER), SLIVER)
-    return torch.maximum(between, slivers * grown(holes, HOLE + BESIDE_NODATA))
-
-
-def grown(x: Tensor, radius: int) -> Tensor:
-    """Return the largest value of (B, T, H, W) within a square of `radius` pixels, one axis after the other."""
-    edge = 2 * radius + 1
-    tall = F.max_pool2d(x, (edge, 1), stride=1, padding=(radius, 0))
-    return F.max_pool2d(tall, (1, edge), stride=1, padding=(0, radius))
-
-
-def where_seen(reference: Tensor, cloud: Tensor, valid: Tensor, *, threshold: float) -> tuple[Tensor, Tensor]:
-    """Return the reference date (B,), -1 for tiles in which it shows next to nothing, and what it shows in those.
-
-    There it can be no measure for the others. They have its light already (`scene_match`), so that the clearest
-    of them may take its place. The second is bool (B, H, W), False throughout in all other tiles.
-    """
-    rows = torch.arange(reference.shape[0], device=reference.device)
-    date = reference.clamp(min=0)
-    clear = (cloud[rows, date] < threshold) & valid[rows, date]
-    hidden = (reference >= 0) & (clear.float().mean(dim=(-2, -1)) < LEAST_SEEN)
-    return torch.where(hidden, -1, reference), clear & hidden[:, None, None]
+def feathered(output: TileOutput, inputs: TileInputs) -> TileOutput:
+    """Return the result with images that meet the reference date's clear pixels in tiles it does not lead."""
+    if output.shown is None or not bool(output.shown.any()):
+        return output._replace(shown=None)
+    rows = torch.arange(len(inputs.cloudy), device=inputs.cloudy.device)
+    own = inputs.cloudy[rows, inputs.reference.clamp(min=0)]
+    images = torch.stack([feather(image, own, output.shown) for image in output.images])
+    return output._replace(images=images, shown=None)
 
 
 def expected_error(condition: Condition, *, scene: bool = False) -> Tensor | None:
     """Return the standard deviation (B, C, H, W) in reflectance that the network expects, or None.
 
-    scene: it is a tile of a scene, whose neighbours may lie in the same hole of the reference date.
+    scene: the tile belongs to a scene, so that neighbouring tiles may lie in the same gap of the reference date.
     """
     stated = condition.log_error
     if stated is None:
         return None
     if scene and condition.matched is not None and condition.weights is not None:
         stated = stated + steady_correction(condition.matched, condition.weights)
-    # The network states the scale of a Laplace distribution, whose standard deviation is sqrt(2) times that; the
-    # model's range is twice that of reflectance.
+    # The head predicts the scale of a Laplace distribution, whose standard deviation is sqrt(2) times as large; the
+    # model's range is twice as wide as reflectance.
     return stated.exp() * (2**0.5 / 2)

@@ -1,17 +1,18 @@
-"""The mean-reverting diffusion and its preconditioned denoiser (paper "Preliminaries"; METHOD 1).
+"""The mean-reverting diffusion and its preconditioned denoiser (paper, "Preliminaries").
 
 Forward process, in the scaled variable, with the same clear image and noise level in every date:
     noised_t = clear + sigma (alpha cloudy_t + noise_t).
 The unscaled state s x, s = 1 / (1 + alpha sigma), moves from the clear image to the cloudy dates and noise.
 
-About a composite (one image m that is already close to the answer) the same process is, after subtracting the known
-(1 + alpha sigma) m, plain EDM on the residual clear - m: the mean term carries no uncertainty. `residual` in the config
-is the standard deviation of that residual and switches the preconditioning to it.
+With a composite, one image m that is already close to the clear image, subtracting the known (1 + alpha sigma) m leaves
+plain EDM on the residual clear - m. `DiffusionConfig.residual` is the standard deviation of that residual and selects
+its preconditioning.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
@@ -19,6 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from sader.errors import ConfigError
+from sader.method.sampling import Correction, NoiseSource, Solver, karras_sigmas, sample
 
 
 @dataclass(frozen=True)
@@ -34,7 +36,7 @@ class DiffusionConfig:
     correlation: float = 0.9
     """Covariance assumed between clear and cloudy."""
     residual: float | None = None
-    """Standard deviation of clear - composite, where the network makes a composite; None = the paper's process."""
+    """Standard deviation of clear - composite for networks with a composite; None = the paper's process."""
     sigma_min: float = 0.001
     """Last noise level of the sampling grid."""
     sigma_max: float = 40.0
@@ -45,8 +47,8 @@ class DiffusionConfig:
     """Training noise: ln sigma ~ N(log_sigma_mean, log_sigma_std^2)."""
     log_sigma_std: float = 1.4
     wide_share: float = 0.0
-    """Share of training noise drawn log-uniformly over [wide_low, wide_high] instead: the normal density hardly
-    ever reaches sigma_max, where sampling starts (LESSONS 5)."""
+    """Share of training noise drawn log-uniformly over [wide_low, wide_high]. The normal density rarely reaches
+    sigma_max, where sampling starts."""
     wide_low: float = 0.01
     wide_high: float = 120.0
 
@@ -116,9 +118,18 @@ class MeanReverting:
         parts = (c_in, c_skip, c_out, c_noise, c_out**-2)
         return Coefficients(*(part.to(torch.float32) for part in parts))
 
+    def largest_change(self, sigma: float, dates: int) -> float:
+        """Return a bound of |D(x; sigma) - mean(x)| for values and network outputs F of order 1.
+
+        D = c_skip mean(x) + c_out F, so that the bound is (1 - c_skip) + c_out. Both are of the order of sigma where
+        sigma is small: 0.0014 for the paper's last level, sigma = 0.001.
+        """
+        c = self.coefficients(torch.tensor([sigma]), dates)
+        return float((1 - c.c_skip).abs() + c.c_out)
+
 
 class ConditionLike(Protocol):
-    """What the denoiser reads of a condition (`model.mtcdn.Condition`)."""
+    """The part of `model.condition.Condition` that the denoiser reads."""
 
     @property
     def mean(self) -> Tensor: ...
@@ -129,7 +140,7 @@ class ConditionLike(Protocol):
 class Denoiser(nn.Module):
     """D(x; sigma) = c_skip mean_t(x_t) + c_out F(c_in x; c_noise), one clear image for all dates.
 
-    About a composite m the same with x - (1 + alpha sigma) m in place of x, and m added back.
+    With a composite m, x - (1 + alpha sigma) m takes the place of x, and m is added to the result.
     """
 
     def __init__(self, network: nn.Module, config: DiffusionConfig | None = None) -> None:
@@ -156,3 +167,43 @@ class Denoiser(nn.Module):
         average = torch.where(counted, state, 0.0).sum(dim=1) / frames.view(-1, 1, 1, 1)
         denoised = c_skip.view(-1, 1, 1, 1) * average + c_out.view(-1, 1, 1, 1) * raw
         return denoised if centre is None else denoised + centre[:, 0]
+
+    def sigmas(self, steps: int, *, dates: int = 1, negligible: float = 0.0) -> list[float]:
+        """Return the noise levels of `steps` sampling steps, decreasing and ending in 0.
+
+        negligible: leave out levels at which a step changes the image by no more than this, in the model's range (see
+        `MeanReverting.largest_change`); the first level always stays. dates: number of state frames.
+        """
+        levels = karras_sigmas(steps, sigma_min=self.config.sigma_min, sigma_max=self.config.sigma_max).tolist()
+        first, *middle, last = levels
+        return [first, *(s for s in middle if self.process.largest_change(s, dates) > negligible), last]
+
+    def clear_image(
+        self,
+        condition: ConditionLike,
+        noise: NoiseSource,
+        *,
+        steps: int | None = None,
+        sigmas: Sequence[float] | None = None,
+        solver: Solver = "euler",
+        correction: Correction | None = None,
+        callback: Callable[[int, Tensor], None] | None = None,
+    ) -> Tensor:
+        """Return the clear image (B, C, H, W) in the model's range, sampled from noise (paper, Algorithm 1).
+
+        The size is that of `condition.mean`, which is padded to the network's multiple. steps: None = the config's.
+        sigmas: noise levels in place of those of `steps`. solver, correction, callback: as in `sampling.sample`.
+        """
+        mean = condition.mean.float()
+        return sample(
+            lambda x, sigma: self(x, sigma, condition),
+            mean,
+            noise,
+            self.sigmas(steps or self.config.steps) if sigmas is None else sigmas,
+            alpha=self.config.alpha,
+            # The paper starts without a clear term; a composite is the first estimate of the clear image.
+            initial=0.0 if self.config.residual is None else mean,
+            solver=solver,
+            correction=correction,
+            callback=callback,
+        )

@@ -1,13 +1,12 @@
-"""Resampling: a second opinion at the same noise level, fused with the first under a guide (paper Algorithm 1).
+"""Resampling: a second prediction at the same noise level, fused with the first by a guide (paper, Algorithm 1).
 
 At noise level sigma the prediction D_prev is given its mean and fresh noise again and denoised once more:
     x_t = D_prev + sigma (alpha mu_t + eps_t),   D_new = D(x; sigma).
-Where the prediction is an outlier the guide, an image G made from what surrounds the outliers, decides between the
-two: the candidate nearer to G is taken. Everywhere else D_prev stays. The ODE goes on from the last re-noised x with
-the fused image. This module does not know networks: guides live in `model/guide.py`, the ODE in `sampling.py`.
+At outliers, the candidate nearer to the guide's image G is taken; G is predicted from the pixels around the outliers.
+Everywhere else D_prev is kept. The ODE continues from the last re-noised x with the fused image. Guides are in
+`method/guides.py`, the ODE in `sampling.py`.
 
-The paper and the public code disagree (METHOD 4). The default is what we hold to be sane; the other two are one
-constructor away:
+The paper and the public code disagree (docs/method.md). The default differs from both; the other two have constructors:
 
 ==================  ==============================  =====================================  ===========================
 what                `ResamplerConfig()`             `.paper()` (Algorithm 1)               `.public_code(dataset)`
@@ -24,22 +23,23 @@ agreement           differences up to 1e-3 of       any difference counts       
 (floor)             [-1, 1] are agreement
 ==================  ==============================  =====================================  ===========================
 
-with s = 1/(1 + alpha sigma). Three differences have no switch, because the other side is an accident:
+with s = 1/(1 + alpha sigma). Three differences have no setting:
 
-* The public code never calls eval(), so its guide runs with dropout and 25 % of the visible patches hidden at random.
-  Here a guide is deterministic, and noise comes from the caller's source: same inputs and seed, same bits.
-* The public code carries T identical copies of D; Algorithm 1 writes x_t^f with an index t for what is one image, and
-  compares it with mu_t. Here everything is (B, C, H, W), and mu is averaged over its frames.
+* The public code never calls eval(), so its guide runs with dropout and hides 25 % of the visible patches at random.
+  Guides are deterministic here, and noise comes from the caller's source: the same inputs and seed give the same bits.
+* The public code carries T identical copies of D; Algorithm 1 writes x_t^f with an index t for one image and compares
+  it with mu_t. Here everything is (B, C, H, W), and mu is averaged over its frames.
 * Algorithm 1 compares x^{f,j} with the previous *candidate* x^{f,(j-1)}, the public code with the previous *fused*
-  image. With one resampling they are the same; with more we follow the code.
+  image, as does this module. With one resampling they are the same.
 
 In the paper's table "w/o correction" takes D_new everywhere. Without a guide the `Resampler` takes D_new at the
-outliers; `ResamplerConfig(criterion="top-fraction", fraction=1.0, floor=0.0)` makes that every pixel.
-All statistics are taken per sample, so the batch size does not matter.
+outliers; `ResamplerConfig(criterion="top-fraction", fraction=1.0, floor=0.0)` makes that every pixel. All statistics
+are per sample, so that the batch size has no influence.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal, Protocol, Self
 
@@ -64,12 +64,12 @@ MAX_DRAWS = 63  # `sampling.sample` keeps 64 draw numbers for each step
 
 
 class Guide(Protocol):
-    """Predicts what an image should look like where it is not to be trusted; see `model.guide.make_guide`."""
+    """Predicts the unreliable pixels of an image from the others; see `method.guides.make_guide`."""
 
     def __call__(self, image: Tensor, missing: Tensor, *, mean: Tensor) -> Tensor:
         """Return the reference image (B, C, H, W) in [-1, 1]; its values at `missing` decide.
 
-        image: (B, C, H, W) in [-1, 1]; missing: bool (B, 1, H, W), True = do not trust; mean: what the process reverts
+        image: (B, C, H, W) in [-1, 1]; missing: bool (B, 1, H, W), True = unreliable; mean: what the process reverts
         to, averaged over its frames, (B, C, H, W).
         """
 
@@ -91,7 +91,7 @@ class ResamplerConfig:
     guide_input: GuideInput = "in-range"
     """"in-range": s D + (1 - s) mean mu; "denoised": D; "reference-code": D + alpha sigma mean mu, clamped."""
     skip_first: bool = True
-    """Leave the first step alone: its prediction comes from noise only."""
+    """Do not resample the first step, whose prediction comes from noise only."""
     floor: float = 1e-3
     """Differences up to this, on the [-1, 1] scale, are agreement: nothing changes there. 1e-3 = 5 digital numbers."""
 
@@ -129,7 +129,7 @@ class ResamplerConfig:
 
 
 def min_max_normalised(value: Tensor) -> Tensor:
-    """Return `value` (B, C, H, W) mapped to [0, 1] over space, for each sample and channel alone (METHOD 4)."""
+    """Return `value` (B, C, H, W) mapped to [0, 1] over space, for each sample and channel."""
     low, high = value.amin(dim=(-2, -1), keepdim=True), value.amax(dim=(-2, -1), keepdim=True)
     return (value - low) / (high - low + 1e-8)
 
@@ -161,11 +161,11 @@ def outlier_mask(
     fusion: Fusion = "pixel",
     floor: float = 1e-3,
 ) -> Tensor:
-    """Return where the prediction is open to replacement: bool (B, 1, H, W) for "pixel", (B, C, H, W) for "band".
+    """Return where the prediction may be replaced: bool (B, 1, H, W) for "pixel", (B, C, H, W) for "band".
 
-    previous, candidate: the two predictions; mean: the average mu; all (B, C, H, W) in [-1, 1] (paper Algorithm 1,
-    line 8; METHOD 4). Where the candidates agree within `floor` there is nothing to choose, so no criterion makes an
-    outlier of it. In pixel mode the bands' scores are summed; the normalised disagreement is then normalised again,
+    previous, candidate: the two predictions; mean: the average mu; all (B, C, H, W) in [-1, 1] (paper, Algorithm 1,
+    line 8). Pixels where the candidates agree within `floor` are never
+    outliers. In pixel mode the bands' scores are summed; the normalised disagreement is then normalised again,
     which is how the public code finds the pixels it hides from its guide.
     """
     difference = (previous - candidate).abs()
@@ -183,7 +183,7 @@ def guided_correction(
 ) -> Tensor:
     """Return the fused prediction (B, C, H, W): at outliers the candidate if it is nearer to the guide, else previous.
 
-    Paper Algorithm 1, lines 9 and 11. Distances are absolute, summed over the bands for "pixel". Without a guide image
+    Paper, Algorithm 1, lines 9 and 11. Distances are absolute, summed over the bands for "pixel". Without a guide image
     the candidate is always taken at outliers.
     """
     if guide_image is None:
@@ -212,7 +212,7 @@ def mean_over_frames(mean: Tensor, present: Tensor | None = None) -> Tensor:
 
 
 def guide_view(denoised: Tensor, mean: Tensor, *, noise_mean: float, kind: GuideInput = "in-range") -> Tensor:
-    """Return the image (B, C, H, W) in [-1, 1] that is shown to the guide; noise_mean is alpha sigma (METHOD 4).
+    """Return the image (B, C, H, W) in [-1, 1] that is shown to the guide; noise_mean is alpha sigma.
 
     "in-range" is the unscaled state without its noise, between the prediction and the mean whatever sigma is.
     "reference-code" leaves that range: at sigma 4.9 land saturates to black and cloud to white.
@@ -227,12 +227,51 @@ def guide_view(denoised: Tensor, mean: Tensor, *, noise_mean: float, kind: Guide
     return image.clamp(-1, 1)
 
 
-class Resampler:
-    """The `Correction` of `sampling.sample` that resamples and fuses (paper Algorithm 1, METHOD 4).
+def fuse(
+    previous: Tensor,
+    candidate: Tensor,
+    mean: Tensor,
+    *,
+    config: ResamplerConfig,
+    guide: Guide | None,
+    fraction: float | Tensor,
+    noise_mean: float,
+) -> Tensor:
+    """Return one correction of `previous` (B, C, H, W): find the outliers, compute the guide's image, choose.
 
-    config: how; guide: who decides between the candidates, None = always the new one at outliers ("no correction").
+    candidate: the new prediction; mean: the average mu (B, C, H, W); noise_mean: alpha sigma.
+    """
+
+    def find(fusion: Fusion) -> Tensor:
+        return outlier_mask(
+            previous,
+            candidate,
+            mean,
+            criterion=config.criterion,
+            threshold=config.threshold,
+            fraction=fraction,
+            fusion=fusion,
+            floor=config.floor,
+        )
+
+    # A guide fills whole pixels, never single bands, so its mask is per pixel in both modes.
+    outliers = pixels = find("pixel")
+    if config.fusion == "band":
+        outliers = find("band")
+    guide_image = None
+    if guide is not None:
+        view = guide_view(previous, mean, noise_mean=noise_mean, kind=config.guide_input)
+        guide_image = guide(view, pixels, mean=mean).clamp(-1, 1)
+    return guided_correction(previous, candidate, guide_image, outliers, fusion=config.fusion)
+
+
+class Resampler:
+    """The `Correction` of `sampling.sample` that resamples and fuses (paper, Algorithm 1).
+
+    guide: chooses between the candidates; None = the new one at all outliers ("no correction").
     present: bool (B, S), which state frames exist; None = all. Absent ones have no influence.
     cloud_cover: mean share of cloudy pixels, a number or (B,): the paper's T_h where `config.fraction` is None.
+    fuse: the function of that name, or a compiled version of it.
     """
 
     def __init__(
@@ -242,15 +281,13 @@ class Resampler:
         *,
         present: Tensor | None = None,
         cloud_cover: float | Tensor | None = None,
+        fuse: Callable[..., Tensor] = fuse,
     ) -> None:
         self.config = config or ResamplerConfig()
         self.guide = guide
         self.present = present
         self.cloud_cover = cloud_cover
-
-    def for_batch(self, *, present: Tensor | None = None, cloud_cover: float | Tensor | None = None) -> Resampler:
-        """Return the same resampler for another batch, with that batch's dates and cloud cover."""
-        return Resampler(self.config, self.guide, present=present, cloud_cover=cloud_cover)
+        self.fuse = fuse
 
     @property
     def fraction(self) -> float | Tensor:
@@ -275,7 +312,7 @@ class Resampler:
         step: int,
         noise: NoiseSource,
     ) -> tuple[Tensor, Tensor] | None:
-        """Return (fused denoised (B, C, H, W), last re-noised state (B, S, C, H, W)), or None where it is left alone.
+        """Return (fused denoised (B, C, H, W), last re-noised state (B, S, C, H, W)), or None to change nothing.
 
         denoised: D at this step; mean: (B, S, C, H, W); noise: draws 1 to `config.steps` are this step's.
         """
@@ -286,28 +323,13 @@ class Resampler:
         for j in range(1, self.config.steps + 1):
             noised = denoised[:, None] + sigma * (alpha * mean + noise(j))
             candidate = denoise(noised, level)
-            denoised = self._fuse(denoised, candidate, average, noise_mean=alpha * sigma)
-        return denoised, noised
-
-    def _fuse(self, previous: Tensor, candidate: Tensor, mean: Tensor, *, noise_mean: float) -> Tensor:
-        """Return one correction of `previous` (B, C, H, W): find outliers, ask the guide, choose."""
-        config = self.config
-
-        def find(fusion: Fusion) -> Tensor:
-            return outlier_mask(
-                previous,
+            denoised = self.fuse(
+                denoised,
                 candidate,
-                mean,
-                criterion=config.criterion,
-                threshold=config.threshold,
+                average,
+                config=self.config,
+                guide=self.guide,
                 fraction=self.fraction,
-                fusion=fusion,
-                floor=config.floor,
+                noise_mean=alpha * sigma,
             )
-
-        guide_image = None
-        if self.guide is not None:
-            view = guide_view(previous, mean, noise_mean=noise_mean, kind=config.guide_input)
-            # A guide fills pixels, never single bands of them, so it is told about pixels in both modes.
-            guide_image = self.guide(view, find("pixel"), mean=mean).clamp(-1, 1)
-        return guided_correction(previous, candidate, guide_image, find(config.fusion), fusion=config.fusion)
+        return denoised, noised

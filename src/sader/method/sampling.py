@@ -1,10 +1,10 @@
-"""Sampling: from the start noise to the clear image in a few steps (paper Algorithm 1; METHOD 1).
+"""Sampling: from the start noise to the clear image in a few steps (paper, Algorithm 1).
 
 The probability-flow ODE of the mean-reverting process, written in the scaled variable, is
     dx/dsigma = alpha mu - (D + alpha sigma mu - x) / sigma = (x - D) / sigma,
 because the two mu terms cancel. One Euler step to sigma' is therefore
     x' = D + sigma'/sigma (x - D),
-which at sigma' = 0 is D itself. What resampling does between steps lives in `resampling.py`.
+which at sigma' = 0 is D itself. `resampling.py` holds the correction between steps.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ Solver = Literal["euler", "heun"]
 
 
 class Correction(Protocol):
-    """What may happen between two steps: see `resampling.Resampler`."""
+    """A correction between two steps: see `resampling.Resampler`."""
 
     def __call__(
         self,
@@ -41,11 +41,11 @@ class Correction(Protocol):
         step: int,
         noise: NoiseSource,
     ) -> tuple[Tensor, Tensor] | None:
-        """Return (corrected denoised, renoised state), or None to leave this step alone."""
+        """Return (corrected denoised, renoised state), or None to leave this step unchanged."""
 
 
 def karras_sigmas(steps: int, *, sigma_min: float, sigma_max: float, rho: float = 7.0) -> Tensor:
-    """Return the noise levels (steps + 1,) from `sigma_max` down to `sigma_min`, then 0 (EDM grid, METHOD 1).
+    """Return the noise levels (steps + 1,) from `sigma_max` down to `sigma_min`, then 0 (the EDM grid).
 
     steps: 1 to about 50; with one step the grid is (sigma_max, 0).
     """
@@ -62,7 +62,7 @@ def karras_sigmas(steps: int, *, sigma_min: float, sigma_max: float, rho: float 
 def generator_noise(shape: tuple[int, ...], seeds: list[int], *, device: torch.device | str = "cpu") -> NoiseSource:
     """Return a noise source for a batch: item b draws from its own generator seeded with (seeds[b], draw).
 
-    shape is that of one item, (S, C, H, W). Noise is made on the CPU, so that a seed means the same image on every
+    shape: of one item, (S, C, H, W). The noise is drawn on the CPU, so that a seed gives the same image on every
     device and in every batch.
     """
 
@@ -89,12 +89,11 @@ def sample(
     correction: Correction | None = None,
     callback: Callable[[int, Tensor], None] | None = None,
 ) -> Tensor:
-    """Return the clear image (B, C, H, W) that the denoiser finds from noise.
+    """Return the clear image (B, C, H, W) sampled from noise with a denoiser.
 
     mean: what the process reverts to, (B, S, C, H, W): the cloudy dates, or one composite.
     sigmas: decreasing noise levels ending in 0 (`karras_sigmas`).
-    initial: first guess of the clear image; 0 in the paper (its start has no clear term), the composite where there
-        is one, (B, 1, C, H, W).
+    initial: first estimate of the clear image; 0 in the paper, the composite (B, 1, C, H, W) where one exists.
     solver: "euler" (the paper) or "heun" (second order, two evaluations a step except the last).
     callback: called with (step, denoised) after each step, for progress bars and figures.
     """
@@ -112,7 +111,7 @@ def sample(
             corrected = correction(
                 denoise, denoised, mean=mean, sigma=sigma, alpha=alpha, step=step, noise=_from_draw(noise, draws)
             )
-            draws += 64  # a fixed stride: how many draws a correction takes never shifts the noise of later steps
+            draws += 64  # a fixed stride, so that the number of draws of a correction does not shift later noise
             if corrected is not None:
                 denoised, x = corrected
         image = denoised[:, None]
@@ -125,7 +124,7 @@ def sample(
         x = following
         if callback is not None:
             callback(step, denoised)
-    # After the last step every state frame equals the last denoised image (sigma' = 0), so that is the answer.
+    # After the last step every state frame equals the last denoised image (sigma' = 0), so that is the result.
     return denoised
 
 

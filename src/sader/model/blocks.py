@@ -1,7 +1,6 @@
-"""The small pieces every part of the network is made of (METHOD 2.2).
+"""Building blocks of the networks: residual blocks, gate, embeddings, space-to-depth, padding, the model's range.
 
-Residual blocks, the gate, noise-level features and the moves between space and depth. Nothing here knows about
-dates: a time axis is always folded into the batch before it gets here.
+The blocks have no time axis: callers fold dates into the batch.
 """
 
 from __future__ import annotations
@@ -10,6 +9,7 @@ from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Literal, TypeVar
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from einops import rearrange
@@ -17,28 +17,37 @@ from torch import Tensor, nn
 
 GROUPS = 16
 M = TypeVar("M", bound=nn.Module)
+Array = TypeVar("Array", Tensor, np.ndarray)
 Resample = Literal["none", "down", "up"]
 
 
+def to_model_range(reflectance: Array) -> Array:
+    """Return reflectance [0, 1] mapped to the model's range [-1, 1]."""
+    return reflectance * 2 - 1
+
+
+def to_reflectance(model_range: Array) -> Array:
+    """Return the model's range [-1, 1] mapped to reflectance; values outside are not clipped."""
+    return (model_range + 1) / 2
+
+
 def is_exporting() -> bool:
-    """Whether a graph for all sizes is being made, in which no size may be known (`sader.inference.export`)."""
+    """Whether a graph with free sizes is being traced (`sader.inference.onnx`); sizes must not become constants."""
     return torch.compiler.is_exporting() or torch.onnx.is_in_onnx_export()
 
 
 def without_autocast(x: Tensor) -> AbstractContextManager[object]:
-    """Return a context in which autocast leaves the work on `x` in its own precision."""
-    if x.device.type == "meta":  # shapes only, as when counting operations
-        return nullcontext()
-    if is_exporting():  # a graph has no autocast, and no way to say so
+    """Return a context that turns autocast off for operations on `x`."""
+    # "meta" tensors (operation counts) have no autocast; exported graphs cannot express it.
+    if x.device.type == "meta" or is_exporting():
         return nullcontext()
     return torch.autocast(x.device.type, enabled=False)
 
 
 @contextmanager
 def full_precision(x: Tensor) -> Iterator[None]:
-    """A context for least squares on `x`: no autocast and no TF32, whose 10 bits drown a covariance."""
-    # Not torch.get_float32_matmul_precision: it raises wherever backends differ, as after Lightning's or a user's
-    # choice for CUDA alone.
+    """A context for least squares on `x`: no autocast and no TF32, whose 10 bits are too few for covariances."""
+    # torch.get_float32_matmul_precision raises where the settings of the backends differ, so it is not used here.
     tf32 = x.device.type == "cuda" and torch.backends.cuda.matmul.allow_tf32
     if tf32:
         torch.backends.cuda.matmul.allow_tf32 = False
@@ -51,26 +60,26 @@ def full_precision(x: Tensor) -> Iterator[None]:
 
 
 class GroupNorm32(nn.GroupNorm):
-    """Group normalisation whose statistics are taken in float32 whatever the autocast type is."""
+    """Group normalisation with float32 statistics for every input type."""
 
     def forward(self, x: Tensor) -> Tensor:
         if x.dtype == torch.float32:
-            # Not F.group_norm: it refuses a single value per group, which one pixel at the coarsest level can be.
+            # F.group_norm refuses a single value per group, which one pixel at the coarsest level can be.
             return torch.group_norm(x, self.num_groups, self.weight, self.bias, self.eps)
-        # Half-precision kernels of group_norm already accumulate in float32; autocast would cast the input up and
-        # write a float32 result, twice the memory traffic for the same statistics.
+        # Half-precision kernels of group_norm accumulate in float32. Autocast would write a float32 result: twice the
+        # memory traffic for the same statistics.
         with without_autocast(x):
             return torch.group_norm(x, self.num_groups, self.weight.to(x.dtype), self.bias.to(x.dtype), self.eps)
 
 
 def group_norm(channels: int) -> GroupNorm32:
-    """Return the paper's normalisation: 16 groups where they divide the channels, else the most that do."""
+    """Return the paper's normalisation: 16 groups, or the largest smaller number that divides the channels."""
     groups = next(g for g in range(min(GROUPS, channels), 0, -1) if channels % g == 0)
     return GroupNorm32(groups, channels, eps=1e-5)
 
 
 def zero_init(module: M) -> M:
-    """Return `module` with all parameters set to zero, so that its branch starts as "no change"."""
+    """Return `module` with all parameters set to zero, so that its residual branch adds nothing at first."""
     for parameter in module.parameters():
         nn.init.zeros_(parameter)
     return module
@@ -93,8 +102,7 @@ def depth_to_space(x: Tensor, factor: int) -> Tensor:
 def reflect_pad(x: Tensor, height: int, width: int) -> Tensor:
     """Return x (..., H, W) extended at the bottom and right to (height, width) by reflection.
 
-    Unlike `F.pad` it takes any rank and any dtype and reflects again where the padding is longer than the image,
-    so that even one pixel can be padded.
+    Unlike `F.pad` it takes any rank and dtype, and padding longer than the image is reflected again.
     """
 
     def reflected(size: int, wanted: int) -> Tensor:
@@ -123,13 +131,13 @@ class Gate(nn.Module):
 
 
 class FourierFeatures(nn.Module):
-    """cos and sin of a scalar at fixed random frequencies (METHOD 2.2): (B,) -> (B, features)."""
+    """cos and sin of a scalar at fixed random frequencies : (B,) -> (B, features)."""
 
     frequencies: Tensor
 
     def __init__(self, features: int = 64) -> None:
         super().__init__()
-        generator = torch.Generator().manual_seed(0)  # fixed: two models of one preset agree before loading weights
+        generator = torch.Generator().manual_seed(0)  # fixed: models of one preset agree
         self.register_buffer("frequencies", torch.randn(features // 2, generator=generator))
 
     def forward(self, value: Tensor) -> Tensor:
@@ -151,10 +159,10 @@ class ScalarEmbedding(nn.Module):
 
 
 class ResBlock(nn.Module):
-    """Residual block (METHOD 2.2): norm, GELU, resample, conv; norm scaled by the embedding; gate, conv.
+    """Residual block: norm, GELU, resample, conv; norm scaled by the embedding; gate, conv.
 
-    The embedding scales and never shifts. `emb_width=None` gives the unconditioned block of the condition decoder.
-    The last convolution starts at zero, so a new block passes its input through.
+    The embedding scales the features and does not shift them. `emb_width=None` gives the unconditioned block of the
+    condition decoder. The last convolution starts at zero, so that a new block returns its input.
     """
 
     def __init__(

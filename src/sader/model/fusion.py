@@ -26,7 +26,7 @@ def masked_mean(frames: Tensor, available: Tensor) -> Tensor:
 def attend_over_dates(query: Tensor, keys: Tensor, values: Tensor, available: Tensor) -> Tensor:
     """Return per-pixel attention of one query over the dates: (B, Dk, H, W) x (B, T, Dk, H, W) -> (B, Dv, H, W)."""
     # Products and sums rather than einsum: as batched products of tiny matrices this is several times slower.
-    logits = (query[:, None] * keys).sum(dim=2).float() / keys.shape[2] ** 0.5
+    logits = (query[:, None] * keys).sum(dim=2, dtype=torch.float32) / keys.shape[2] ** 0.5
     weights = logits.masked_fill(~available, float("-inf")).softmax(dim=1)
     return (weights[:, :, None].to(values.dtype) * values).sum(dim=1)
 

@@ -90,19 +90,19 @@ def to_pixels(x: Tensor, height: int, width: int) -> Tensor:
     return full[..., :height, :width]
 
 
-def match_dates(cloudy: Tensor, clear: Tensor, anchor: Tensor, *, same_light: bool = False) -> Tensor:
+def match_dates(cloudy: Tensor, clear: Tensor, anchor: Tensor, *, already_matched: bool = False) -> Tensor:
     """Return the dates (B, T, C, H, W) with the radiometry of the anchor date.
 
     cloudy: (B, T, C, H, W) in model units. clear: (B, T, H, W) in [0, 1], how surely a pixel is usable.
-    anchor: (B,) index of the date to match; it comes back as it was. same_light: as in `fit_dates`.
+    anchor: (B,) index of the date to match; it comes back as it was. already_matched: as in `fit_dates`.
     """
     with torch.no_grad(), full_precision(cloudy):
-        return _match_dates(cloudy.float(), clear.float(), anchor, same_light)
+        return _match_dates(cloudy.float(), clear.float(), anchor, already_matched)
 
 
-def _match_dates(cloudy: Tensor, clear: Tensor, anchor: Tensor, same_light: bool) -> Tensor:
+def _match_dates(cloudy: Tensor, clear: Tensor, anchor: Tensor, already_matched: bool) -> Tensor:
     batch, dates, bands, height, width = cloudy.shape
-    coefficients, centre = fit_dates(cloudy, clear, anchor, same_light=same_light)
+    coefficients, centre = fit_dates(cloudy, clear, anchor, already_matched=already_matched)
 
     def smooth(feature: int) -> Tensor:
         maps = coefficients[:, :, feature].flatten(0, 1)
@@ -115,12 +115,12 @@ def _match_dates(cloudy: Tensor, clear: Tensor, anchor: Tensor, same_light: bool
     return cloudy + change.clamp(-MOST_CHANGE, MOST_CHANGE)
 
 
-def fit_dates(cloudy: Tensor, clear: Tensor, anchor: Tensor, *, same_light: bool = False) -> tuple[Tensor, Tensor]:
+def fit_dates(cloudy: Tensor, clear: Tensor, anchor: Tensor, *, already_matched: bool = False) -> tuple[Tensor, Tensor]:
     """Return the maps of each date onto the anchor: coefficients (B, T, C + 1, C, h, w), centre (B, 1, C, 1, 1).
 
     One set per cell: change = (cloudy - centre) coefficients[:C] + coefficients[C], in model units. Arguments as in
-    `match_dates`. same_light: the dates were brought to one light already; without common pixels they then stay as they
-    are, where otherwise their mean level becomes that of the anchor.
+    `match_dates`. already_matched: the dates have the same radiometry already. Dates without pixels in common with the
+    anchor are then left as they are; otherwise their mean level is shifted to that of the anchor.
     """
     batch, _, bands, height, width = cloudy.shape
     ph, pw = (height + CELL - 1) // CELL * CELL, (width + CELL - 1) // CELL * CELL
@@ -135,7 +135,7 @@ def fit_dates(cloudy: Tensor, clear: Tensor, anchor: Tensor, *, same_light: bool
         ..., None, None, None
     ]
     x, target, alone, weight = x - centre, target - centre, weight, weight * own
-    shift = torch.zeros_like(x[..., :1, :1]) if same_light else level_shift(x, alone, anchor)
+    shift = torch.zeros_like(x[..., :1, :1]) if already_matched else level_shift(x, alone, anchor)
     x = x + shift
 
     # A cloud that the mask missed has leverage: it would bend a first fit towards itself. So the first is made where

@@ -1,10 +1,10 @@
-"""MTCDN, the denoising network (paper section "Multi-Temporal Conditional Denoising Network"; METHOD 2).
+"""MTCDN, the denoising network (paper, section "Multi-Temporal Conditional Denoising Network").
 
-`condition` sees the cloudy dates once per scene; `forward` is one evaluation of F at one noise level:
-    frames -> TFBlock (dates become one map) -> U-Net with the condition added before every encoder block
+`condition` computes the features of the cloudy dates once per tile; `forward` evaluates F at one noise level:
+    frames -> TFBlock (fuses the dates) -> U-Net with the condition added before every encoder block
     -> HABlock in the middle -> raw output.
-With `composite=True` (LESSONS) the dates are first matched to a reference date and blended per pixel, and the
-diffusion works on what that composite leaves. Values are in the model's [-1, 1]; scaling by c_in is done outside.
+With `composite=True`, not from the paper, the dates are first matched to a reference date and blended per pixel, and
+the diffusion models the residual of that composite. Values are in the model's [-1, 1]; `Denoiser` scales by c_in.
 """
 
 from __future__ import annotations
@@ -28,32 +28,30 @@ from sader.model.blocks import (
     space_to_depth,
     zero_init,
 )
-from sader.model.cloudhead import CloudHead, not_clear
 from sader.model.composite import CompositeHead, prepare_dates
 from sader.model.condition import Condition, ConditionNet, SeriesInput
 from sader.model.fusion import TemporalFusion, masked_mean, pool_available
-from sader.model.secondlook import SecondLook
-from sader.model.uncertainty import ErrorHead
+from sader.model.heads import CloudHead, ErrorHead, MaskRefinement, not_clear
 
 
 @dataclass(frozen=True)
 class MTCDNConfig:
-    """The shape of the network; the defaults are the paper's Sen2_MTC_New setting."""
+    """Sizes of the network; the defaults are the paper's Sen2_MTC_New setting."""
 
     bands: tuple[str, ...] = ("B04", "B03", "B02")
-    """Bands that go in and come out, in this order."""
+    """Input and output bands, in this order."""
     aux_bands: tuple[str, ...] = ("B08",)
-    """Bands that only go in (NIR, SAR). They may be missing at run time."""
+    """Input-only bands (NIR, SAR). They may be missing at run time."""
     widths: tuple[int, ...] = (64, 128, 256)
     """Channels per level, finest first; each level halves the resolution."""
     blocks: tuple[int, ...] = (2, 2, 2)
     """Residual blocks per level, in the encoders and the decoders."""
     stem: int = 1
-    """Space-to-depth factor at the input: 2 makes everything four times cheaper."""
+    """Space-to-depth factor at the input: 2 divides the cost by four."""
     fusion_width: int = 64
     """Channels inside the TFBlock."""
     fusion_patches: Literal["depth", "pool"] = "depth"
-    """How the TFBlock's queries get to the keys' resolution: space-to-depth (paper) or averaging (cheap)."""
+    """How the TFBlock brings queries to the resolution of the keys: space-to-depth (paper) or averaging (cheaper)."""
     key_width: int = 64
     """Width of the temporal attention's keys."""
     kernel: int = 5
@@ -65,7 +63,7 @@ class MTCDNConfig:
     dropout: float = 0.0
     """0 for Sen2_MTC_New, 0.1 for SEN12MS-CR-TS."""
     date_input: Literal["none", "index", "days"] = "index"
-    """What the network knows about a date: nothing, its position (public code), or its day."""
+    """Date information given to the network: none, the position (public code), or the day."""
     use_fusion: bool = True
     """False replaces the TFBlock by the mean over dates (the paper's ablation)."""
     use_hybrid: bool = True
@@ -74,10 +72,10 @@ class MTCDNConfig:
     """True: reference flag, cloud masks, matched dates and the composite as the mean of the diffusion."""
     cloud_widths: tuple[int, ...] = ()
     """Channels of the cloud head; empty = no head."""
-    look_widths: tuple[int, ...] = ()
-    """Channels of the second look at the date to be cleaned; empty = its mask is the cloud head's."""
+    refinement_widths: tuple[int, ...] = ()
+    """Channels of the mask refinement of the reference date; empty = the cloud head's mask is used."""
     error_head: bool = False
-    """True: the network says at every pixel how far off it may be."""
+    """True: the network estimates the error at every pixel."""
 
     def __post_init__(self) -> None:
         if len(self.widths) != len(self.blocks):
@@ -85,15 +83,17 @@ class MTCDNConfig:
                 f"widths has {len(self.widths)} levels and blocks {len(self.blocks)}; give one per level."
             )
         if self.kernel % 2 == 0:
-            raise ConfigError(f"kernel is {self.kernel}; a neighbourhood has a centre, so it must be odd.")
+            raise ConfigError(f"kernel is {self.kernel}; expected an odd number, because a neighbourhood has a centre.")
         if self.widths[-1] % self.head_width:
             raise ConfigError(f"head_width {self.head_width} does not divide the last width {self.widths[-1]}.")
         if len(self.cloud_widths) > len(self.widths):
             raise ConfigError(f"cloud_widths has {len(self.cloud_widths)} levels; at most {len(self.widths)} fit.")
-        if len(self.look_widths) > len(self.widths):
-            raise ConfigError(f"look_widths has {len(self.look_widths)} levels; at most {len(self.widths)} fit.")
-        if (self.look_widths or self.error_head) and not self.composite:
-            raise ConfigError("look_widths and error_head need composite=True: they compare matched dates.")
+        if len(self.refinement_widths) > len(self.widths):
+            raise ConfigError(
+                f"refinement_widths has {len(self.refinement_widths)} levels; at most {len(self.widths)} fit."
+            )
+        if (self.refinement_widths or self.error_head) and not self.composite:
+            raise ConfigError("refinement_widths and error_head need composite=True: their inputs are matched dates.")
         if self.composite and not self.cloud_widths:
             raise ConfigError("composite=True needs a cloud head: give cloud_widths, such as (24, 32, 48).")
 
@@ -101,6 +101,26 @@ class MTCDNConfig:
     def multiple(self) -> int:
         """Height and width are padded to a multiple of this."""
         return self.stem * 2 ** (len(self.widths) - 1)
+
+    @property
+    def finds_clouds(self) -> bool:
+        """Whether the network estimates cloud masks."""
+        return bool(self.cloud_widths)
+
+    @property
+    def states_error(self) -> bool:
+        """Whether the network estimates its own error."""
+        return self.error_head
+
+    @property
+    def matches_dates(self) -> bool:
+        """Whether the dates are matched to a reference date, so that the result follows its radiometry."""
+        return self.composite
+
+    @property
+    def needs_all_bands(self) -> bool:
+        """Whether every band must be given."""
+        return not self.composite
 
 
 class MTCDN(nn.Module):
@@ -151,8 +171,10 @@ class MTCDN(nn.Module):
         self.cloud_head = (
             CloudHead(bands, widths=config.cloud_widths, stem=config.stem) if config.cloud_widths else None
         )
-        self.second_look = (
-            SecondLook(bands, widths=config.look_widths, stem=config.stem) if config.look_widths else None
+        self.mask_refinement = (
+            MaskRefinement(bands, widths=config.refinement_widths, stem=config.stem)
+            if config.refinement_widths
+            else None
         )
         self.error_head = ErrorHead(widths[0], bands, stem=config.stem) if config.error_head else None
         self.fusion = (
@@ -197,7 +219,7 @@ class MTCDN(nn.Module):
             dropout=self.config.dropout,
         )
 
-    # ---------------------------------------------------------------- what is done once per scene
+    # ---------------------------------------------------------------- once per tile
 
     def condition(
         self,
@@ -210,18 +232,18 @@ class MTCDN(nn.Module):
         reference: Tensor | None = None,
         days: Tensor | None = None,
         band_present: Tensor | None = None,
-        same_light: bool = False,
+        already_matched: bool = False,
     ) -> Condition:
         """Return the condition of a batch of series; cloudy is (B, T, C, H, W) in [-1, 1].
 
         aux: (B, T, A, H, W) or None where the auxiliary bands are missing.
-        present: bool (B, T), False for dates that only fill up the batch: they have no influence at all.
+        present: bool (B, T), False for padding dates, which have no influence.
         valid: bool (B, T, H, W), False where a date has no data.
         cloud: (B, T, H, W) in [0, 1], probability of cloud or shadow; None = the cloud head's estimate.
         reference: (B,) long, the date the result follows, -1 for none. Only read with a composite.
         days: (B, T) days since the first date; needed with date_input="days" (missing = 0, "no date known").
         band_present: bool (B, C), False for bands that are missing in all dates.
-        same_light: the dates were matched over a whole scene already (`sader.inference.scene_match`).
+        already_matched: the dates were matched over the whole scene (`sader.inference.scene_match`).
         """
         config = self.config
         self._check(cloudy, aux)
@@ -241,7 +263,7 @@ class MTCDN(nn.Module):
         use = observed[:, :, None] & band_present[:, None, :, None, None]
         cloudy = reflect_pad(cloudy, ph, pw).masked_fill(~use, 0.0)
         aux_frames, aux_present = self._aux_frames(aux, observed)
-        # A pixel that no date shows would leave attention nothing to attend to: there, every present date counts.
+        # Where no date has data, attention over the dates would be empty: there every present date is available.
         fallback = present[:, :, None, None] & ~observed.any(dim=1, keepdim=True)
         available = observed | fallback
 
@@ -264,11 +286,11 @@ class MTCDN(nn.Module):
             cloud = reflect_pad(cloud.to(cloudy.dtype), ph, pw)
         if reference is None:
             reference = torch.full((batch,), -1, dtype=torch.long, device=device)
-        return self._about_composite(series, cloud, reference, same_light)
+        return self._about_composite(series, cloud, reference, already_matched)
 
     def _about_dates(self, series: SeriesInput) -> Condition:
-        """The paper's condition: the diffusion reverts to the dates themselves."""
-        # Where a date has no data it takes the mean of the others: grey would pull the average over dates to grey.
+        """Return the paper's condition: the diffusion reverts to the dates themselves."""
+        # Pixels without data take the mean of the other dates, which leaves the average over the dates unchanged.
         others = masked_mean(series.cloudy, series.observed)[:, None]
         gap = series.present[:, :, None, None, None] & ~series.use
         cloudy = torch.where(gap, others, series.cloudy)
@@ -283,15 +305,17 @@ class MTCDN(nn.Module):
         )
 
     def _about_composite(
-        self, series: SeriesInput, cloud: Tensor | None, reference: Tensor, same_light: bool
+        self, series: SeriesInput, cloud: Tensor | None, reference: Tensor, already_matched: bool
     ) -> Condition:
-        """The product's condition: dates matched and blended to a composite, to which the diffusion reverts."""
+        """Return the condition with a composite of the matched dates, to which the diffusion reverts."""
         cloudy, observed, stem = series.cloudy, series.observed, self.config.stem
         batch, dates, _, height, width = cloudy.shape
         if cloud is None:
             cloud = self.cloud_estimate(cloudy, observed, series.band_present, reference=reference)
         cloud = cloud.masked_fill(~observed, 1.0)
-        matched = prepare_dates(cloudy, cloud=cloud, observed=observed, reference=reference, same_light=same_light)
+        matched = prepare_dates(
+            cloudy, cloud=cloud, observed=observed, reference=reference, already_matched=already_matched
+        )
         matched_dates = matched.dates.to(cloudy.dtype).masked_fill(~series.use, 0.0)
         flag = matched.flag[:, :, None, None, None].expand(-1, -1, 1, height, width)
         trust = matched.log_variance().to(cloudy.dtype)
@@ -352,18 +376,18 @@ class MTCDN(nn.Module):
     ) -> Tensor:
         """Return the probability (B, T, H, W) that a pixel is not clear, without gradient.
 
-        given: (B, T, H, W) masks that are known, NaN where the network has to find out. reference: (B,), -1 = none.
+        given: (B, T, H, W) known masks, NaN where the mask is to be estimated. reference: (B,), -1 = none.
         """
         with torch.no_grad():
             logits = self.cloud_logits(cloudy, observed, band_present)
             cloud = not_clear(logits, dim=2)
             if given is not None:
                 cloud = torch.where(given.isnan(), cloud, given)
-            if self.second_look is None:
+            if self.mask_refinement is None:
                 return cloud
             if reference is None:
                 reference = torch.full((cloudy.shape[0],), -1, device=cloudy.device)
-            anchor, second = self.second_look(cloudy, observed, band_present, logits, cloud, reference)
+            anchor, second = self.mask_refinement(cloudy, observed, band_present, logits, cloud, reference)
             refined = not_clear(second, dim=1)
             if given is not None:
                 known = given[torch.arange(anchor.shape[0], device=anchor.device), anchor]
@@ -399,25 +423,24 @@ class MTCDN(nn.Module):
             empty = torch.zeros(batch, dates, count, height, width, device=observed.device)
             return empty, torch.zeros(batch, count, dtype=torch.bool, device=observed.device)
         padded = reflect_pad(aux, height, width).masked_fill(~observed[:, :, None], 0.0)
-        # A modality dropped in training (all zero) is the same to the network as one that was never given.
+        # Training drops a modality by setting it to zero: all zero means missing.
         return padded, (padded != 0).any(dim=(1, 3, 4)) if count else padded.new_zeros(batch, 0, dtype=torch.bool)
 
     def _date_embedding(self, present: Tensor, days: Tensor | None) -> Tensor:
-        """Return (B*T, E): what is known about each date apart from its pixels."""
+        """Return the embedding (B*T, E) of each date's position or day."""
         batch, dates = present.shape
         value = torch.zeros(batch, dates, device=present.device)
         if self.config.date_input == "index":
             value = value + torch.arange(dates, device=present.device)
         elif self.config.date_input == "days" and days is not None:
-            # A year is one unit; relative days only, so that no absolute calendar is learned.
-            # The day of an absent date may be anything, NaN included.
+            # In years, relative to the first date. The day of an absent date may be NaN.
             value = (days.to(value) / 365.25).masked_fill(~present, 0.0)
         return self.date_embedding(rearrange(value, "b t -> (b t)"))
 
-    # ---------------------------------------------------------------- what is done at every step
+    # ---------------------------------------------------------------- at every step
 
     def _dates_as_one(self, scaled: Tensor, emb: Tensor, condition: Condition) -> Tensor:
-        """Return one map (B, F, H/stem, W/stem) of the state and all dates: their mean and the TFBlock's say."""
+        """Return one map (B, F, H/stem, W/stem) of the state and all dates: their mean plus the TFBlock's output."""
         config, features = self.config, condition.features
         ph, pw = condition.mean.shape[-2:]
         state = space_to_depth(reflect_pad(scaled, ph, pw), config.stem)
@@ -453,15 +476,6 @@ class MTCDN(nn.Module):
                 h = next(blocks)(h, emb)
         raw = depth_to_space(self.out(F.silu(self.norm_out(h))), config.stem)
         return raw[..., :height, :width]
-
-
-def drop_modality(aux: Tensor, probability: float, generator: torch.Generator) -> Tensor:
-    """Return aux (B, T, A, H, W) with whole samples set to zero, each with `probability` (modality dropout).
-
-    Training with it is what lets a checkpoint run without SAR or NIR.
-    """
-    keep = torch.rand(aux.shape[0], generator=generator, device=generator.device) >= probability
-    return aux * keep.to(aux)[:, None, None, None, None]
 
 
 def with_anchor(cloud: Tensor, anchor: Tensor, mask: Tensor) -> Tensor:

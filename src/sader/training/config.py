@@ -10,11 +10,14 @@ from typing import Any, Literal
 import yaml
 
 from sader.baselines.baseline import BaselineModelConfig
-from sader.config import ModelConfig, merge, parse_override, to_dict
+from sader.config import merge, parse_override, to_dict
 from sader.data.plan import MakerSettings
 from sader.errors import ConfigError, TrainingError
-from sader.models import AnyModelConfig, find_config, get_system, model_from_dict
+from sader.models import find_config, get_system, model_from_dict
+from sader.presets import ModelConfig
 from sader.training.objective import ObjectiveConfig
+
+AnyModelConfig = ModelConfig | BaselineModelConfig
 
 
 @dataclass(frozen=True)

@@ -13,11 +13,12 @@ from torch import Tensor
 
 from sader.bands import rgb_indices
 from sader.baselines.baseline import MAIN, Baseline
-from sader.data.batch import SeriesBatch, to_model_range
+from sader.data.batch import SeriesBatch
 from sader.method.diffusion import Denoiser
 from sader.method.losses import CloudAwareLoss, CloudAwareLossConfig
-from sader.model.cloudhead import not_clear
+from sader.model.blocks import to_model_range
 from sader.model.composite import classical_blend
+from sader.model.heads import not_clear
 from sader.model.mtcdn import MTCDN, Condition, with_anchor
 
 RELATIVE_TO = 0.03
@@ -240,14 +241,14 @@ class Objective:
         take = own.view(-1, 1, 1, 1).to(logits.device) | ((batch.labels > 3) & ~batch.cloud_mask)
         estimate, truth = not_clear(logits.detach(), dim=2), batch.cloud_mask.float()
         cloud = torch.where(take, estimate, truth)
-        if network.second_look is None:
+        if network.mask_refinement is None:
             return cloud, losses
         # The look is always taken at the head's mask of the date to be cleaned: the true one would give it away.
         asked = F.one_hot(batch.reference.clamp(min=0), cloud.shape[1]).bool() & (batch.reference >= 0)[:, None]
         shown = torch.where(asked[:, :, None, None], estimate, cloud)
-        anchor, second = network.second_look(cloudy, observed, batch.band_present, logits, shown, batch.reference)
+        anchor, second = network.mask_refinement(cloudy, observed, batch.band_present, logits, shown, batch.reference)
         rows = torch.arange(len(anchor), device=anchor.device)
-        losses["second_look"] = _cross_entropy(second, target[rows, anchor])
+        losses["mask_refinement"] = _cross_entropy(second, target[rows, anchor])
         refined = torch.where(take[rows, anchor], not_clear(second.detach(), dim=1), truth[rows, anchor])
         return with_anchor(cloud, anchor, refined), losses
 

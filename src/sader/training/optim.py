@@ -19,7 +19,7 @@ NEWTON_SCHULZ = (3.4445, -4.7750, 2.0315)
 OUTER_LAYERS = (
     "stem.", "out.", "condition_net.stem.", "noise_embedding.", "date_embedding.", "flag_embedding.",
     "cloud_head.lift.", "cloud_head.bands.", "cloud_head.out.", "composite_head.logit.", "composite_head.fill_logit.",
-    "second_look.lift.", "second_look.bands.", "second_look.out.", "error_head.out.",
+    "mask_refinement.lift.", "mask_refinement.bands.", "mask_refinement.out.", "error_head.out.",
 )  # fmt: skip
 """First and last layers and embeddings of `MTCDN`: their rows are bands or features, not a hidden space."""
 FINAL_FACTOR = 0.01

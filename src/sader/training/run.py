@@ -21,13 +21,14 @@ from pytorch_lightning.utilities.rank_zero import rank_zero_only
 from torch.utils.data import DataLoader
 
 from sader.baselines.baseline import Baseline
-from sader.checkpoint import build_model, find_checkpoint, load_checkpoint, save_checkpoint
+from sader.checkpoint import find_checkpoint, load_checkpoint, save_checkpoint
 from sader.config import to_dict
 from sader.data.bank import SeriesBank, SeriesMaker
 from sader.data.shards import shard_files
 from sader.errors import TrainingError
 from sader.files import write_atomically
 from sader.method.diffusion import Denoiser
+from sader.models import build_model
 from sader.training.card import count_sources, make_card, parent_card
 from sader.training.config import RunConfig, TrainConfig, differing_keys, load_run_config, save_run_config
 from sader.training.feed import Maker

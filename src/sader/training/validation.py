@@ -4,20 +4,22 @@ from __future__ import annotations
 
 import math
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from sader.baselines.baseline import Baseline, generator_noise, inputs_of
-from sader.data.batch import SeriesBatch, keyed_generator, to_model_range, to_reflectance
+from sader.data.batch import SeriesBatch, keyed_generator
 from sader.method.diffusion import Denoiser
-from sader.method.sampling import karras_sigmas, sample
+from sader.model.blocks import to_model_range, to_reflectance
 from sader.model.mtcdn import MTCDN
-from sader.models import AnyModelConfig
 from sader.training.feed import Maker
 from sader.training.module import LossOf
+
+if TYPE_CHECKING:
+    from sader.models import AnyModelConfig
 
 VALIDATION_SEED = 20_000_003
 """Batches and noise of a validation: the same at every one, in every run."""
@@ -48,21 +50,16 @@ def predict(denoiser: Denoiser | Baseline, batch: SeriesBatch, *, generator: tor
         aux=cloudy[:, :, bands:] if cloudy.shape[2] > bands else None,
         present=batch.present,
         valid=batch.valid,
-        cloud=batch.cloud_mask.float() if network.config.composite else None,
+        cloud=batch.cloud_mask.float() if network.config.matches_dates else None,
         reference=batch.reference,
         band_present=batch.band_present[:, :bands],
     )
-    mean, process = condition.mean.float(), denoiser.config
-    composite = to_reflectance(mean[:, 0]).clamp(0, 1) if network.config.composite else None
-    image = sample(
-        lambda x, sigma: denoiser(x, sigma, condition),
-        mean,
+    mean = condition.mean.float()
+    composite = to_reflectance(mean[:, 0]).clamp(0, 1) if network.config.matches_dates else None
+    image = denoiser.clear_image(
+        condition,
         lambda _: torch.randn(mean.shape, generator=generator, device=mean.device),
-        karras_sigmas(
-            1 if network.config.composite else process.steps, sigma_min=process.sigma_min, sigma_max=process.sigma_max
-        ),
-        alpha=process.alpha,
-        initial=mean if network.config.composite else 0.0,
+        steps=1 if network.config.matches_dates else None,
     )
     height, width = condition.size
     return Prediction(composite, to_reflectance(image[..., :height, :width]).clamp(0, 1))

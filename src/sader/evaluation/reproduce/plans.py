@@ -15,7 +15,7 @@ from sader.baselines.classical import CLASSICAL
 from sader.errors import ConfigError, did_you_mean
 from sader.evaluation.methods import CONTROL
 from sader.evaluation.reproduce import published as paper
-from sader.models import BASELINES
+from sader.models import BASELINES, get_system
 
 HERE = "here"
 """The dataset name of shards given with --data and --validation."""
@@ -108,7 +108,7 @@ def _baseline(dataset: str, name: str) -> RunSpec:
 
 
 def _systems(dataset: str, names: Iterable[str]) -> tuple[PlanRow, ...]:
-    rows = [PlanRow(name, BASELINES[name].label, _baseline(dataset, name)) for name in names if name != "sader"]
+    rows = [PlanRow(name, get_system(name).label, _baseline(dataset, name)) for name in names if name != "sader"]
     steps = _OWN_STEPS[dataset]
     return (*rows, PlanRow("sader", f"SADER {steps}", _sader(dataset), steps=steps, guide="mae"), _classical())
 
@@ -167,7 +167,7 @@ def _here() -> tuple[PlanRow, ...]:
 
     def baseline(name: str) -> PlanRow:
         steps = SLOW_STEPS.get(name)
-        label = BASELINES[name].label + (f", {steps} steps" if steps else "")
+        label = get_system(name).label + (f", {steps} steps" if steps else "")
         return PlanRow(name, label, RunSpec(name, name), steps=steps, group=SYSTEMS)
 
     def ablation(name: str, label: str, base: RunSpec, changes: tuple[str, ...], steps: str | None = "5") -> PlanRow:

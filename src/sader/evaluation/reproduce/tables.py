@@ -28,7 +28,7 @@ from sader.evaluation.reproduce.setting import Setting
 from sader.evaluation.results import Results, load, merge
 from sader.evaluation.statistics import Comparison, MethodSummary, compare_rows, plain, summarise
 from sader.files import write_atomically
-from sader.models import BASELINES, find_config
+from sader.models import BASELINES, find_config, get_system
 
 _NAMES = {
     "psnr": "PSNR", "psnr_unbiased": "PSNR, bias removed", "ssim": "SSIM", "rmse": "RMSE", "mae": "MAE", "sam": "SAM",
@@ -231,7 +231,7 @@ def write_complexity(folder: Path, table: Table) -> tuple[list[Path], str]:
     lines += [f"Counted for {CASE}; the published figures are of one forward, and a sample takes several.", ""]
     rows, facts = [], []
     for name, theirs in paper.TABLE_7.items():
-        title = BASELINES[name].label if name in BASELINES else "SADER (Sen2_MTC_New, 4+1)"
+        title = get_system(name).label if name in BASELINES else "SADER (Sen2_MTC_New, 4+1)"
         # The paper does not count its guide; the sample counts the paper's masked autoencoder.
         guide = None if name in BASELINES else PAPER_GUIDE
         cost = model_cost(find_config(name if name in BASELINES else "sen2_mtc_new"), guide=guide)
@@ -255,7 +255,7 @@ def write_complexity(folder: Path, table: Table) -> tuple[list[Path], str]:
 def _published_points() -> list[Point]:
     """Return the paper's own points, with the GMACs of one forward."""
     return [
-        Point(BASELINES[name].title if name in BASELINES else "SADER", v.psnr, v.parameters, v.gmacs, published=True)
+        Point(get_system(name).title if name in BASELINES else "SADER", v.psnr, v.parameters, v.gmacs, published=True)
         for name, v in paper.TABLE_7.items()
     ]
 

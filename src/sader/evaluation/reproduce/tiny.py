@@ -46,7 +46,7 @@ _SYSTEMS: dict[str, tuple[str, ...]] = {
     ),
     "sen2_mtc_new": _MTCDN,
     "sen12mscrts_ea": _MTCDN,
-    "small": (*_MTCDN, "cloud_widths=[8, 8]", "look_widths=[8]"),
+    "small": (*_MTCDN, "cloud_widths=[8, 8]", "refinement_widths=[8]"),
 }  # fmt: skip
 """Base of a run -> changes to its network."""
 TRAIN = tuple(

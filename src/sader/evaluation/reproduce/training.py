@@ -18,7 +18,7 @@ from sader.evaluation.reproduce.plans import HERE, PlanRow, RunSpec
 from sader.evaluation.reproduce.setting import Setting, digest, file_digest, training_set
 from sader.evaluation.reproduce.tiny import TRAIN, tiny_overrides
 from sader.files import locked, write_atomically
-from sader.models import BASELINES
+from sader.models import BASELINES, get_system
 
 ENDLESS = 10_000_000
 """Steps of a run that only a time limit ends."""
@@ -54,7 +54,7 @@ def here_recipe(base: str) -> list[str]:
     """
     changes = ["crop=128", "dates=4", "batch_size=16", "schedule=cosine", "warmup=0.02"]
     if base in BASELINES:
-        rate = max(float(BASELINES[base].train["adam_lr"]), LEAST_RATE)
+        rate = max(float(get_system(base).train["adam_lr"]), LEAST_RATE)
         changes.append(f"adam_lr={rate:g}")
     return [*(f"train.{text}" for text in changes), *HERE_BATCH.get(base, ())]
 

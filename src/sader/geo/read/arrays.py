@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from sader.bandnames import names_of_file
+from sader.bands import names_of_file
 from sader.errors import BandError, DataError, ShapeError
 from sader.geo.stack import Grid, ValueCoding
 from sader.geo.values import coding_of, decode

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from sader.bandnames import PRESETS, canonical, names_of_file
+from sader.bands import BAND_LISTS, canonical, names_of_file
 from sader.errors import BandError, DataError, require
 from sader.geo.offset import decide_tags, sample_windows
 from sader.geo.read.raster import BandFile, GeoTiffSource, alpha_band, grid_of, has_mask, opened, reading
@@ -60,7 +60,7 @@ def open_geotiff(
             raise DataError(
                 f"{path} holds no band but {len(dataset.subdatasets)} data sets; expected one raster with all bands. "
                 "Write them as one file (gdalbuildvrt -separate), or open a cube with xarray and give it to "
-                "CloudRemover.remove_xarray."
+                "sader.remove_xarray."
             )
         if band_files is None:
             # An alpha band says where there is data; the reader uses it, and it is no band of the image. But whoever
@@ -153,7 +153,7 @@ def _names(dataset: Any, title: str, bands: Sequence[str] | None, places: Sequen
         numbers = f" but their numbers ({first} ...)" if first else ""
         raise BandError(
             f"the {len(places)} bands of {title} have no names{numbers}, and bands are never guessed by position. Say "
-            f"which they are, in the file's order: --bands B02,B03,B04,B08, or a preset: {', '.join(PRESETS)}."
+            f"which they are, in the file's order: --bands B02,B03,B04,B08, or a preset: {', '.join(BAND_LISTS)}."
         )
     return written
 

@@ -24,7 +24,7 @@ from urllib.parse import unquote
 import numpy as np
 from numpy.typing import NDArray
 
-from sader.bandnames import canonical
+from sader.bands import canonical
 from sader.errors import BandError, DataError, OutputError, ShapeError, require
 from sader.geo.stack import Affine6, Grid, ValueCoding
 from sader.geo.values import decode, is_data

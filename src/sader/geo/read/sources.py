@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from sader.bandnames import band_in_filename, parse_bands
+from sader.bands import band_in_filename, parse_bands
 from sader.errors import BandError, DataError
 from sader.geo.read.geotiff import RASTERS, date_in, open_geotiff
 from sader.geo.read.raster import GeoTiffSource, opened, reading, shown

@@ -22,8 +22,7 @@ from sader.geo.scene.block_cache import CHUNK, SharedBlocks
 from sader.geo.scene.rows import Channels
 from sader.geo.stack import GeoStack, ValueCoding
 from sader.geo.values import decode, is_data
-from sader.inference.inputs import HIGHEST, LOWEST
-from sader.inference.noise import sample_seeds
+from sader.inference.inputs import HIGHEST, LOWEST, TileInputs
 from sader.inference.remover import CloudRemover
 from sader.inference.scene_match import SceneMatch
 from sader.inference.tiling import Window
@@ -54,6 +53,7 @@ class DigitalTiles:
     reference: int | None
     match: SceneMatch | None
     steps: int
+    resamplings: int
     samples: int
     seed: int
 
@@ -114,10 +114,6 @@ class DigitalTiles:
         codings = [source.coding for source in self.stack.sources]
         cloudy, valid = decoded(room.numbers[which].to(device, non_blocking=True), codings)
         bands = len(self.stack.bands)
-        noise = [
-            self.remover.noise_field(seed, self.steps).windows(windows, channels=bands, draw=0, device=device)[:, None]
-            for seed in sample_seeds(self.seed, self.samples)
-        ]
         cloud = torch.full(valid.shape, torch.nan, device=device)
         for index, slot in enumerate(slots):
             for date, mask in enumerate(room.masks[slot]):
@@ -127,15 +123,18 @@ class DigitalTiles:
         if self.match is not None:
             change = self.match.change_of(windows, cloudy).mul_(valid[:, :, None])
         count = len(slots)
-        images, made = self.remover.graph_images(
-            cloudy=cloudy, valid=valid, cloud=cloud, noises=noise, change=change, steps=self.steps,
+        inputs = TileInputs(
+            cloudy=cloudy, valid=valid, cloud=cloud, change=change,
             reference=torch.full((count,), -1 if self.reference is None else self.reference, device=device),
             band_present=torch.ones((count, bands), dtype=torch.bool, device=device),
         )  # fmt: skip
-        parts = [images.mean(dim=0), made.cloud[:, list(self.channels.cloud)]]
+        raw = self.remover.compute(
+            inputs, windows, steps=self.steps, resamplings=self.resamplings, seed=self.seed, samples=self.samples
+        )
+        assert raw.cloud is not None
+        parts = [raw.clear, raw.cloud[:, list(self.channels.cloud)]]
         if self.channels.spread:
-            spread = images.std(dim=0, correction=0)
-            parts.append(torch.hypot(spread, made.error) if self.remover.states_error else spread)
+            parts.append(raw.spread)
         planes = torch.cat(parts, dim=1)
         if isinstance(which, slice):
             room.planes[which].copy_(planes, non_blocking=True)

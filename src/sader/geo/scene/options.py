@@ -39,8 +39,7 @@ class SceneOptions:
     """Also write what each pixel is: 0 nodata, 1 observed in the reference date, 2 reconstructed."""
     overwrite: bool = False
     backend: str | None = None
-    """Who computes the tiles: "torch", "quick", "onnx", or "auto" (the fastest: "quick"); None = "quick" on a GPU,
-    "torch" on a CPU."""
+    """Backend of the tiles: "torch", "accelerated" or "onnx"; None = "accelerated" on a GPU, "torch" on a CPU."""
     model_name: str | None = None
     """What the model is called in the result's tags; None = the name in its config."""
 

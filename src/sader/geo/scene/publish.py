@@ -14,7 +14,7 @@ from sader.errors import OutputError
 from sader.geo.scene.cog import RowFile, make_cog, writing
 from sader.geo.scene.options import side_file
 from sader.geo.scene.resume import WorkFolder
-from sader.inference.masks import FINDER
+from sader.inference.masks import FALLBACK_MODEL
 from sader.inference.remover import CloudRemover
 
 if TYPE_CHECKING:
@@ -55,7 +55,7 @@ def publish(job: SceneJob, rows: Mapping[str, RowFile]) -> list[Path]:
 
 def tags_of(job: SceneJob) -> dict[str, str]:
     """Return what a result says about how it was made."""
-    steps, again = job.remover._check_numbers(job.options.steps, 1, job.options.seed)
+    steps, again = job.remover.check_numbers(job.options.steps, 1, job.options.seed)
     reference = "none" if job.reference is None else job.stack.sources[job.reference].name
     tags = {
         "SADER_VERSION": __version__,
@@ -68,8 +68,8 @@ def tags_of(job: SceneJob) -> dict[str, str]:
         "SADER_INPUTS": ", ".join(source.name for source in job.stack.sources),
         "TIFFTAG_SOFTWARE": f"sader {__version__}",
     }
-    if job.remover.needs_finder([band in job.stack.bands for band in job.remover.bands]):
-        tags["SADER_CLOUD_MODEL"] = FINDER  # where no masks are given
+    if job.remover.uses_fallback_masks([band in job.stack.bands for band in job.remover.bands]):
+        tags["SADER_CLOUD_MODEL"] = FALLBACK_MODEL  # where no masks are given
     date = None if job.reference is None else job.stack.sources[job.reference].date
     if date is not None:
         tags["ACQUISITION_DATE"] = date.isoformat()

@@ -24,9 +24,10 @@ from sader.geo.scene.overview import Look, find_reference, take_look
 from sader.geo.scene.resume import WorkFolder, describe_source
 from sader.geo.scene.rows import NODATA, OBSERVED, RECONSTRUCTED
 from sader.geo.scene.tiles import GPU_BATCH, Notice, SceneJob, TileMaker
-from sader.geo.scene.warmup import WarmUp, worth_fusing
+from sader.geo.scene.warmup import WarmUp
 from sader.geo.stack import GeoStack
 from sader.geo.values import for_network
+from sader.inference.options import default_backend
 from sader.inference.remover import CloudRemover
 from sader.inference.scene_match import SceneMatch
 from sader.inference.tiling import Progress
@@ -110,11 +111,9 @@ def clear_scene(
     remover = retiled(remover, options)
     if maker is None:  # other machines have their own way
         remover = with_backend(remover, options)
-    if options.samples is None and getattr(remover.config.network, "error_head", False):
+    if options.samples is None and remover.states_error:
         options = replace(options, samples=1)  # such a network states its error itself
-    if maker is None:
-        remover = with_kernels(remover, stack, options)
-    steps = remover._check_numbers(options.steps, options.sample_count, options.seed)
+    steps = remover.check_numbers(options.steps, options.sample_count, options.seed)
     started = time.perf_counter()
     with modest_cache():
         warm = WarmUp(
@@ -229,42 +228,12 @@ def retiled(remover: CloudRemover, options: SceneOptions) -> CloudRemover:
     changes: dict[str, Any] = {key: value for key, value in asked.items() if value is not None}
     if options.tile is not None and options.overlap is None:
         changes["overlap"] = min(remover.options.overlap, options.tile // 4)
-    return _with_options(remover, **changes)
-
-
-def _with_options(remover: CloudRemover, **changes: Any) -> CloudRemover:
-    """Return the remover with some options changed; the same one where they are what they were."""
-    from sader.checkpoint import Checkpoint
-
-    options = replace(remover.options, **changes)
-    if options == remover.options:
-        return remover
-    made = Checkpoint(remover.model, remover.config, remover.card)
-    return CloudRemover(made, device=remover.device, options=options)
+    return remover.with_options(**changes)
 
 
 def with_backend(remover: CloudRemover, options: SceneOptions) -> CloudRemover:
-    """Return the remover with the backend asked for."""
-    from sader.inference.onnx import choose_backend
-
-    backend = choose_backend(options.backend, device=remover.device)
-    plain = remover.baseline is not None or not remover.config.network.composite
-    if options.backend == "auto" and (plain or remover._check_numbers(options.steps, 1, options.seed)[1]):
-        backend = "torch"
-    return _with_options(remover, backend=backend)
-
-
-def with_kernels(remover: CloudRemover, stack: GeoStack, options: SceneOptions) -> CloudRemover:
-    """Return the remover with fused kernels or without them; decided once, so that all tiles are made alike."""
-    return _with_options(remover, fused=fused_for(remover, stack, samples=options.sample_count))
-
-
-def fused_for(remover: CloudRemover, stack: GeoStack, *, samples: int) -> bool | None:
-    """Return what the remover's owner said about fused kernels; else, for backend quick on a GPU, whether they pay."""
-    own = remover.options
-    if own.fused is not None or remover.device.type != "cuda" or own.backend != "quick":
-        return own.fused
-    return worth_fusing(stack, remover, samples=samples)
+    """Return the remover with the backend of the options, or the default one of its device."""
+    return remover.with_options(backend=options.backend or default_backend(remover.device))
 
 
 def _reference(options: SceneOptions, stack: GeoStack, look: Look, remover: CloudRemover, say: Notice) -> int | None:
@@ -273,7 +242,7 @@ def _reference(options: SceneOptions, stack: GeoStack, look: Look, remover: Clou
     if reference is None:
         return None
     name = stack.sources[reference].name
-    if np.isnan(look.cloud[reference]).any() and not remover.config.network.composite:
+    if np.isnan(look.cloud[reference]).any() and not remover.matches_dates:
         if options.reference == "auto":
             say("this model has no cloud head and no mask is given, so no date can be cleaned: a new image is made.")
             return None

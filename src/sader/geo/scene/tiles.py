@@ -63,7 +63,7 @@ class SceneJob:
         self.stack, self.remover, self.options, self.target = stack, remover, options, target
         self.reference, self.maker, self.match = reference, maker, match
         height, width = stack.grid.shape
-        self.windows = plan_windows(height, width, tile=remover._tile(), overlap=remover.options.overlap)
+        self.windows = plan_windows(height, width, tile=remover.tile_size, overlap=remover.options.overlap)
         self.starts = sorted({window.row for window in self.windows})
         self.layers = layers_of(stack, options)
         everyone = tuple(range(len(stack.sources)))
@@ -91,7 +91,7 @@ class SceneJob:
             "grid": asdict(self.stack.grid),
             "bands": self.stack.bands,
             "reference": self.reference,
-            "steps": self.remover._check_numbers(options.steps, options.sample_count, options.seed),
+            "steps": self.remover.check_numbers(options.steps, options.sample_count, options.seed),
             "seed": options.seed,
             "samples": options.sample_count,
             "layers": [layer.name for layer in self.layers],
@@ -259,20 +259,20 @@ class SceneJob:
 
     def _digital(self) -> DigitalTiles | None:
         """Return the way of tiles to a GPU as they are on disk; None where they cannot go it."""
-        steps, resamplings = self.remover._check_numbers(
+        steps, resamplings = self.remover.check_numbers(
             self.options.steps, self.options.sample_count, self.options.seed
         )
         size = self.windows[0].height, self.windows[0].width
         if (
             self.blocks is None
             or self.aux is not None
-            or not self.remover.can_be_graph(resamplings)
+            or not self.remover.matches_dates
             or not can_be_digital(self.stack, self.remover, self.blocks, size)
         ):
             return None
         return DigitalTiles(
-            self.stack, self.remover, self.blocks, self.channels, self.reference, self.match, steps=steps,
-            samples=self.options.sample_count, seed=self.options.seed,
+            self.stack, self.remover, self.blocks, self.channels, self.reference, self.match,
+            steps=steps, resamplings=resamplings, samples=self.options.sample_count, seed=self.options.seed,
         )  # fmt: skip
 
     def _digital_planes(

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote, unquote, urljoin, urlparse
 
-from sader.bandnames import canonical
+from sader.bands import canonical
 from sader.geo.stack import Affine6, Grid
 
 if TYPE_CHECKING:

@@ -1,6 +1,6 @@
 """xarray in, xarray out: what a (time, band, y, x) array says about its bands, dates, coding and place.
 
-Not from the paper. Nothing is computed here but what `clear_array` is asked for: arrays backed by dask stay lazy, and
+Not from the paper. Nothing is computed here but what `remove_xarray` is asked for: arrays backed by dask stay lazy, and
 `sader.geo.xarray.lazy` cuts them into tiles. Zarr is read and written by `sader.geo.xarray.zarr`.
 """
 
@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sader._version import __version__
-from sader.bandnames import canonical
+from sader.bands import canonical
 from sader.errors import BandError, ConfigError, ShapeError, ValueRangeError, require
 from sader.geo.scene.overview import Look
 from sader.geo.stack import Grid, StackWindow, ValueCoding
@@ -194,17 +194,27 @@ def look_from_afar(remover: CloudRemover, dates: StackWindow, bands: Sequence[st
     return Look(nowhere, look_factor(*shape), dates.cloudy, dates.valid, cloud)
 
 
-def clear_array(
-    array: xr.DataArray | xr.Dataset,
+def remove_xarray(
     remover: CloudRemover,
+    array: xr.DataArray | xr.Dataset,
     *,
     reference: int | str | np.datetime64 | None = "auto",
     cloud_mask: xr.DataArray | None = None,
     **options: Any,
 ) -> xr.DataArray:
-    """Return the clear image (band, y, x): computed for an array in memory, lazy for one backed by dask.
+    """Return the clear image (band, y, x) of an array (time, band, y, x), with its coordinates and CRS.
 
-    Arguments as in `sader.geo.xarray.lazy.clear`. An array in memory needs no dask.
+    An array in memory is computed at once, one backed by dask lazily (on a cluster with a `dask.distributed` client).
+    Axes and bands are found by name; integers are decoded by their CF attributes (scale_factor, add_offset,
+    _FillValue), floats are reflectance with NaN = nodata.
+
+    reference: "auto" (the clearest date), an index, a date such as "2022-05-13", or None for a new image.
+    cloud_mask: (time, y, x), True = cloud or shadow; None: the model estimates it.
+    options: tile, overlap, seed, samples, steps; for lazy arrays also chunks (see `sader.geo.xarray.lazy.clear`).
+
+    >>> cube = xarray.open_dataarray("cube.nc", chunks={})                                      # doctest: +SKIP
+    >>> remover = sader.CloudRemover.from_pretrained("sader-s2-rgbn")                           # doctest: +SKIP
+    >>> sader.remove_xarray(remover, cube, reference="2022-05-13").to_zarr("clear.zarr")        # doctest: +SKIP
     """
     cube = open_cube(array, remover)
     if cube.lazy:
@@ -293,7 +303,7 @@ def _bands(array: xr.DataArray, remover: CloudRemover) -> tuple[str, ...]:
     if len(known) < len(names):
         hint = f"Select those: array.sel({dim}={known})." if known else f"Rename yours: assign_coords({dim}=[...])."
         raise BandError(f"array has bands {_some(given)}; this model knows {', '.join(wanted)}. {hint}")
-    if len(known) < len(wanted) and not remover.config.network.composite:
+    if len(known) < len(wanted) and remover.needs_all_bands:
         missing = ", ".join(name for name in wanted if name not in names)
         raise BandError(f"array has bands {', '.join(given)}; this model also needs {missing}. Load them too.")
     return tuple(names)

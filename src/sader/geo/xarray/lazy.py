@@ -121,13 +121,13 @@ def clear_dataset(
     remover = retiled(remover, SceneOptions(tile=tile, overlap=overlap))
     cube = open_cube(array, remover)
     _, count, height, width = cube.shape
-    windows = plan_windows(height, width, tile=remover._tile(), overlap=remover.options.overlap)
-    remover._check_numbers(steps, samples, seed)
+    windows = plan_windows(height, width, tile=remover.tile_size, overlap=remover.options.overlap)
+    remover.check_numbers(steps, samples, seed)
     spread = extras and (samples > 1 or remover.states_error)
     job = Job(height, width, remover.options.overlap, cube.bands, cube.days, steps, seed, samples, spread, extras)
     date = find_reference(reference, cube)
     mask = mask_data(cloud_mask, cube)
-    if date is not None and mask is None and not remover.config.network.composite:
+    if date is not None and mask is None and not remover.matches_dates:
         if date != "auto":
             raise ConfigError(
                 f"reference={reference!r} keeps that date's clear pixels, but its cloud mask is unknown and this "
@@ -136,10 +136,10 @@ def clear_dataset(
         date = None  # the paper's networks make a new image
     edge = chunks
     if edge is None:  # a scene of one tile is one chunk
-        edge = max(height, width) if len(windows) == 1 else remover._tile() - job.overlap
+        edge = max(height, width) if len(windows) == 1 else remover.tile_size - job.overlap
     if edge < 1:
         raise ConfigError(f"chunks is {chunks}; expected the edge of a chunk in pixels, at least 1.")
-    if len(windows) == 1 or cube.shape[0] == 1 or not remover.config.network.composite:
+    if len(windows) == 1 or cube.shape[0] == 1 or not remover.matches_dates:
         scene_match = False
     regions = _graph(cube, job, Shipment(remover), windows, date, mask, edge, scene_match)
     floats, whole = (count, height, width), (height, width)

@@ -18,12 +18,13 @@ import torch
 from safetensors.torch import load, save
 
 from sader.baselines.baseline import BaselineModelConfig
-from sader.checkpoint import Checkpoint, build_model
+from sader.checkpoint import Checkpoint
 from sader.errors import ConfigError
+from sader.models import build_model
 
 if TYPE_CHECKING:
-    from sader.config import ModelConfig
     from sader.inference.remover import CloudRemover, RemoverOptions
+    from sader.presets import ModelConfig
 
 MODELS_PER_PROCESS = 2
 """Models that a worker keeps; one job needs one."""

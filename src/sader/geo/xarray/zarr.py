@@ -98,11 +98,11 @@ def clear_zarr(
         dates=names,
         bands=cube.bands,
         size=(height, width),
-        tiles=len(plan_windows(height, width, tile=own._tile(), overlap=own.options.overlap)),
+        tiles=len(plan_windows(height, width, tile=own.tile_size, overlap=own.options.overlap)),
         pixels=pixels,
         clear_share=tuple(round(float(share), 4) for share in afar.clear_share),
         model=remover.config.name,
-        steps="+".join(map(str, own._check_numbers(options.steps, options.sample_count, options.seed))).removesuffix(
+        steps="+".join(map(str, own.check_numbers(options.steps, options.sample_count, options.seed))).removesuffix(
             "+0"
         ),
         seed=options.seed,
@@ -180,7 +180,7 @@ def _reference(
     """Return the date to clean; shares: how much of the scene each date shows."""
     date = find_reference(options.reference, cube)
     if date == "auto":
-        unknown = not remover.config.network.composite and any(mask is None for mask in look.masks)
+        unknown = not remover.matches_dates and any(mask is None for mask in look.masks)
         if unknown:
             say("this model has no cloud head and no mask is given, so no date can be cleaned: a new image is made.")
         date = None if unknown else int(shares.argmax())

@@ -5,7 +5,10 @@ The networks are tiny, with noise on all parameters, so that whatever should hav
 
 from __future__ import annotations
 
-from dataclasses import replace
+import pickle
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
@@ -13,13 +16,12 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
-from sader.checkpoint import Checkpoint, build_model, save_checkpoint
-from sader.config import ModelConfig
+from sader.checkpoint import Checkpoint, save_checkpoint
 from sader.errors import BandError, CheckpointError, ConfigError, SaderError, ShapeError, ValueRangeError
 from sader.inference.inputs import parse_steps, prepare_series
 from sader.inference.remover import CloudRemover, RemoverOptions
-from sader.inference.tilework import cached
-from sader.presets import get_preset
+from sader.models import build_model
+from sader.presets import ModelConfig, get_preset
 
 TINY = {"widths": (16, 32), "blocks": (1, 1), "fusion_width": 16, "key_width": 8, "emb_width": 16, "kernel": 3}
 TILES = RemoverOptions(tile=16, overlap=8)
@@ -35,7 +37,7 @@ def checkpoint(config: ModelConfig, seed: int = 0) -> Checkpoint:
     return Checkpoint(model.eval(), config, {})
 
 
-SMALL = get_preset("small").replace(name="tiny", network={**TINY, "cloud_widths": (8,), "look_widths": (8,)})
+SMALL = get_preset("small").replace(name="tiny", network={**TINY, "cloud_widths": (8,), "refinement_widths": (8,)})
 PAPER = get_preset("sen2_mtc_new").replace(name="tiny-paper", network=TINY)
 
 
@@ -49,11 +51,6 @@ def small() -> CloudRemover:
 def paper() -> CloudRemover:
     """Three bands and one auxiliary band, one state frame per date."""
     return CloudRemover(checkpoint(PAPER), device="cpu")
-
-
-def with_options(remover: CloudRemover, **changes: Any) -> CloudRemover:
-    made = Checkpoint(remover.denoiser, remover.config, remover.card)
-    return CloudRemover(made, device="cpu", options=replace(remover.options, **changes))
 
 
 def scene(dates: int = 3, bands: int = 4, height: int = 16, width: int = 24, seed: int = 0) -> NDArray[np.float32]:
@@ -117,11 +114,11 @@ def test_global_random_state_is_neither_used_nor_changed(small):
 
 @pytest.mark.parametrize("kind", ["small", "paper"])
 def test_batch_size_changes_no_bit(kind, request):
-    remover = with_options(request.getfixturevalue(kind), tile=16, overlap=8)
+    remover = request.getfixturevalue(kind).with_options(tile=16, overlap=8)
     cloudy = scene(bands=4 if kind == "small" else 3, height=33, width=24)
     one = remover.predict(cloudy, steps=2)
     for size in (2, 3, 100):
-        many = with_options(remover, batch_size=size).predict(cloudy, steps=2)
+        many = remover.with_options(batch_size=size).predict(cloudy, steps=2)
         np.testing.assert_array_equal(many.clear, one.clear)
         if kind == "small":
             np.testing.assert_array_equal(many.cloud, one.cloud)
@@ -131,7 +128,7 @@ def test_one_tile_whatever_the_tile_size(small):
     cloudy = scene()
     first = small(cloudy, steps=2)
     for tile in (24, 64, 1024):
-        np.testing.assert_array_equal(with_options(small, tile=tile, overlap=12)(cloudy, steps=2), first)
+        np.testing.assert_array_equal(small.with_options(tile=tile, overlap=12)(cloudy, steps=2), first)
 
 
 def test_tiles_agree_on_what_every_tile_can_see(small):
@@ -140,14 +137,14 @@ def test_tiles_agree_on_what_every_tile_can_see(small):
     zero = torch.no_grad()
     plain = CloudRemover(Checkpoint(build_model(SMALL), SMALL, {}), device="cpu", options=TILES)
     with zero:
-        whole = with_options(plain, tile=64)(cloudy, steps=2, cloud_mask=np.zeros((2, 40, 40), bool))
+        whole = plain.with_options(tile=64)(cloudy, steps=2, cloud_mask=np.zeros((2, 40, 40), bool))
         tiled = plain(cloudy, steps=2, cloud_mask=np.zeros((2, 40, 40), bool))
     assert np.abs(whole - tiled).max() < 1e-3
 
 
 def test_every_piece_of_work_is_counted(small):
     calls: list[tuple[int, int]] = []
-    remover = with_options(small, tile=16, overlap=8, batch_size=4)
+    remover = small.with_options(tile=16, overlap=8, batch_size=4)
     remover.predict(scene(height=32, width=32), steps=2, progress=lambda done, total: calls.append((done, total)))
     assert calls == [(n, 27) for n in range(1, 28)]  # 9 tiles, each once for its dates and once per step
 
@@ -201,7 +198,7 @@ def test_unknown_masks_are_estimated_and_known_ones_used(small):
     estimate = small.predict(cloudy, steps=1).cloud
     np.testing.assert_array_equal(result.cloud[1], estimate[1])
     assert np.isin(estimate, (0, 1)).all()  # cut to a mask, like those that are given
-    wider = with_options(small, mask_growth=4).predict(cloudy, steps=1).cloud
+    wider = small.with_options(mask_growth=4).predict(cloudy, steps=1).cloud
     assert (wider >= estimate).all()
 
 
@@ -209,7 +206,7 @@ def test_estimated_mask_decides_what_is_kept(small):
     cloudy = scene()
     result = small.predict(cloudy, reference=0, steps=1)
     np.testing.assert_array_equal(result.kept, result.cloud[0] < 0.5)
-    all_kept = with_options(small, cloud_threshold=0.99999).predict(cloudy, reference=0, steps=1)
+    all_kept = small.with_options(cloud_threshold=0.99999).predict(cloudy, reference=0, steps=1)
     assert all_kept.kept.all()
     np.testing.assert_array_equal(all_kept.clear, cloudy[0])
 
@@ -318,7 +315,7 @@ def test_samples_are_averaged_and_their_spread_is_told(small):
 @pytest.mark.parametrize("kind", ["small", "paper"])
 @pytest.mark.parametrize("guide", ["lowpass", "mean", "none"])
 def test_resampling_runs_with_every_guide_without_weights(kind, guide, request):
-    remover = with_options(request.getfixturevalue(kind), guide=guide)
+    remover = request.getfixturevalue(kind).with_options(guide=guide)
     cloudy = scene(bands=4 if kind == "small" else 3)
     resampled = remover(cloudy, steps="4+1")
     assert np.isfinite(resampled).all()
@@ -328,8 +325,8 @@ def test_resampling_runs_with_every_guide_without_weights(kind, guide, request):
 
 @pytest.mark.parametrize("guide", ["mae", "conv"])
 def test_learned_guides_without_weights_warn_once_and_repeat(small, guide, monkeypatch):
-    monkeypatch.setattr("sader.inference.tilework.shipped_guide", lambda name, bands: None)
-    remover = with_options(small, guide=guide, tile=16, overlap=8)
+    monkeypatch.setattr("sader.inference.remover.shipped_guide", lambda name, bands: None)
+    remover = small.with_options(guide=guide, tile=16, overlap=8)
     cloudy = scene(dates=2, height=16, width=24)
     torch.manual_seed(1)
     with pytest.warns(UserWarning, match="WITHOUT trained weights") as warned:
@@ -337,17 +334,17 @@ def test_learned_guides_without_weights_warn_once_and_repeat(small, guide, monke
     assert len(warned) == 1
     torch.manual_seed(2)
     with pytest.warns(UserWarning, match="WITHOUT trained weights"):
-        again = with_options(remover, batch_size=2)(cloudy, steps="2+1")
+        again = remover.with_options(batch_size=2)(cloudy, steps="2+1")
     np.testing.assert_array_equal(first, again)
 
 
 def test_heun_is_another_way_to_the_answer(small):
     cloudy = scene()
-    heun = with_options(small, solver="heun")(cloudy, steps=3)
+    heun = small.with_options(solver="heun")(cloudy, steps=3)
     assert np.isfinite(heun).all()
     assert np.abs(heun - small(cloudy, steps=3)).max() > 1e-6
     with pytest.raises(ConfigError, match="solver is 'rk4'"):
-        with_options(small, solver="rk4")(cloudy)
+        small.with_options(solver="rk4")(cloudy)
 
 
 @pytest.mark.parametrize(
@@ -364,18 +361,6 @@ def test_heun_is_another_way_to_the_answer(small):
 )
 def test_steps_are_read(steps, expected):
     assert parse_steps(steps, get_preset("sen2_mtc_new")) == expected
-
-
-def test_noise_source_remembers_only_its_last_draw():
-    calls: list[int] = []
-
-    def source(draw: int) -> torch.Tensor:
-        calls.append(draw)
-        return torch.tensor(draw)
-
-    remembered = cached(source)
-    assert [int(remembered(n)) for n in (0, 0, 1, 1, 0)] == [0, 0, 1, 1, 0]
-    assert calls == [0, 1, 0]
 
 
 # ------------------------------------------------------------------------------------------------ weights
@@ -443,7 +428,7 @@ BAD: list[tuple[str, dict[str, Any], type[SaderError], str]] = [
         r"holds 1 values that are NaN or infinite; .*valid=np\.isfinite",
     ),
     ("inf", {"cloudy": spoiled(-np.inf)}, ValueRangeError, r"holds 1 values that are NaN or infinite"),
-    ("nodata", {"valid": np.zeros((3, 16, 24), bool)}, ValueRangeError, r"no date has a valid pixel; .*Check nodata"),
+    ("nodata", {"valid": np.zeros((3, 16, 24), bool)}, ValueRangeError, r"no date has a valid pixel\. Check nodata"),
     ("zeros", {"cloudy": 0 * GOOD}, ValueRangeError, r"0 everywhere: that is nodata.* Check the files"),
     (
         "negative",
@@ -486,14 +471,18 @@ BAD: list[tuple[str, dict[str, Any], type[SaderError], str]] = [
     ("days nan", {"days": [0, 1, np.nan]}, ShapeError, r"expected one finite number for each of 3 dates"),
     ("days text", {"days": ["2020-01-01"] * 3}, ShapeError, r"days is .*2020-01-01.*; expected one number per date"),
     ("aux", {"aux": scene(bands=1)}, BandError, r"takes no auxiliary bands\. Leave aux out"),
-    ("steps 0", {"steps": 0}, ConfigError, r"steps is 0; expected a number such as 4, or '4\+1'"),
+    ("steps 0", {"steps": 0}, ConfigError, r"steps is 0; expected a number from 1 to 1000 such as 4, or '4\+1'"),
     ("steps text", {"steps": "many"}, ConfigError, r"steps is 'many'; expected a number"),
     ("steps half", {"steps": "4+"}, ConfigError, r"steps is '4\+'; expected a number"),
     ("steps power", {"steps": "4²"}, ConfigError, r"steps is '4²'; expected a number"),
     ("steps float", {"steps": 4.5}, ConfigError, r"steps is 4\.5; expected a number"),
-    ("resamplings", {"steps": "4+99"}, ConfigError, r"resampling steps is 99; expected 1 to 63"),
-    ("samples", {"samples": 0}, ConfigError, r"samples is 0; expected at least 1"),
-    ("seed", {"seed": -1}, ConfigError, r"seed is -1; expected a whole number from 0 on"),
+    ("resamplings", {"steps": "4+99"}, ConfigError, r"steps is '4\+99'; .* at most 63 resamplings"),
+    ("samples", {"samples": 0}, ConfigError, r"samples is 0; expected a whole number of at least 1"),
+    ("steps without end", {"steps": 10**9}, ConfigError, r"steps is 1000000000; expected a number from 1 to 1000"),
+    ("seed fraction", {"seed": 1.5}, ConfigError, r"seed is 1\.5; expected a whole number"),
+    ("samples fraction", {"samples": 2.0}, ConfigError, r"samples is 2\.0; expected a whole number"),
+    ("bool", {"cloudy": GOOD > 0.3}, ValueRangeError, r"cloudy is boolean; expected reflectance"),
+    ("seed", {"seed": -1}, ConfigError, r"seed is -1; expected a whole number of at least 0"),
 ]
 
 
@@ -535,7 +524,7 @@ def test_missing_bands_need_a_network_that_knows_how(paper):
 )
 def test_bad_options(small, changes, text):
     with pytest.raises(ConfigError, match=text):
-        with_options(small, **changes)(GOOD, steps="2+1")
+        small.with_options(**changes)(GOOD, steps="2+1")
 
 
 def test_slightly_negative_reflectance_is_reflectance(small):
@@ -546,3 +535,80 @@ def test_slightly_negative_reflectance_is_reflectance(small):
     result = small.predict(cloudy, cloud_mask=cloud, reference=0, steps=1)
     np.testing.assert_array_equal(result.clear[:, :8, 12:], cloudy[0, :, :8, 12:])
     assert (result.clear[:, :, :12] >= 0).all()
+
+
+# ------------------------------------------------------------------------------------------------ other kinds of arrays
+
+
+def test_the_mask_of_a_masked_array_marks_nodata(small):
+    cloudy, valid = scene(), ~masks(seed=5)
+    masked = np.ma.MaskedArray(cloudy, mask=np.broadcast_to(~valid[:, None], cloudy.shape).copy())
+    masked.mask[0, 1:, 3, 3] = True  # one masked band makes the pixel nodata
+    masked.mask[0, :1, 3, 3] = False
+    valid[0, 3, 3] = False
+    masked.data[0, :, 3, 3] = -9999.0
+    wanted = small(np.where(valid[:, None], cloudy, 0.1), valid=valid, reference=0, steps=1)
+    np.testing.assert_array_equal(small(masked, reference=0, steps=1), wanted)
+    both = small(masked, reference=0, steps=1, valid=np.ones_like(valid))
+    np.testing.assert_array_equal(both, wanted)
+
+
+@pytest.mark.parametrize("kind", [torch.float32, torch.bfloat16, torch.float64])
+def test_tensors_are_read_whatever_their_type_or_gradient(small, kind):
+    cloudy = torch.from_numpy(scene()).to(kind).requires_grad_()
+    np.testing.assert_array_equal(small(cloudy, steps=1), small(cloudy.detach().float().numpy(), steps=1))
+
+
+def test_a_network_that_returns_nan_is_an_error(small):
+    broken = CloudRemover(checkpoint(SMALL), device="cpu")
+    with torch.no_grad():
+        broken.denoiser.network.out.weight[0, 0, 0, 0] = torch.nan
+    for reference in (None, 0):
+        with pytest.raises(CheckpointError, match=r"'tiny' returned NaN or infinite values"):
+            broken(scene(), reference=reference, steps=1)
+
+
+# ------------------------------------------------------------------------------------------------ options and pickling
+
+
+def test_other_options_share_the_model(small):
+    assert small.with_options(tile=small.options.tile) is small
+    other = small.with_options(tile=16, overlap=8)
+    assert other.model is small.model
+    assert (other.options.tile, small.options.tile) == (16, 512)
+
+
+@pytest.mark.parametrize(
+    ("kind", "capable"),
+    [("small", True), ("sen2_mtc_new", False), ("pix2pix", False)],
+    ids=["SADER", "paper", "baseline"],
+)
+def test_capabilities_follow_from_the_network(kind, capable):
+    remover = CloudRemover.from_preset(kind, device="cpu")
+    assert remover.finds_clouds == remover.states_error == remover.matches_dates == capable
+    assert remover.needs_all_bands != capable
+
+
+def test_a_pickled_remover_gives_the_same_bits_and_is_built_once(small):
+    cloudy = scene()
+    arrived = pickle.loads(pickle.dumps(small))
+    assert arrived is not small
+    np.testing.assert_array_equal(arrived(cloudy, steps=1), small(cloudy, steps=1))
+    assert pickle.loads(pickle.dumps(small)) is arrived
+    assert arrived.checksum == small.checksum
+    assert pickle.loads(pickle.dumps(small.with_options(tile=16, overlap=8))).options.tile == 16
+
+
+def test_threads_give_the_same_bits(small):
+    cloudy = [scene(seed=seed) for seed in range(4)]
+    alone = [small(one, steps=1, reference=0) for one in cloudy]
+    with ThreadPoolExecutor(3) as pool:
+        together = list(pool.map(lambda one: small(one, steps=1, reference=0), cloudy))
+    for one, other in zip(alone, together, strict=True):
+        np.testing.assert_array_equal(one, other)
+
+
+def test_importing_the_remover_imports_no_baseline():
+    code = "import sys, sader.inference.remover; print([m for m in sys.modules if m.startswith('sader.baselines')])"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"

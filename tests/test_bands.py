@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from sader.bandnames import PRESETS, band_in_filename, canonical, names_of_file, parse_bands
+from sader.bands import BAND_LISTS, band_in_filename, canonical, names_of_file, parse_bands
 from sader.errors import BandError
 
 
@@ -25,7 +25,7 @@ def test_one_name_for_all_spellings(text, band):
 def test_presets_and_lists():
     assert parse_bands("rgbn") == ("B04", "B03", "B02", "B08")
     assert parse_bands("GRN") == ("B03", "B04", "B08")
-    assert parse_bands("12-band") == PRESETS["l2a"]
+    assert parse_bands("12-band") == BAND_LISTS["l2a"]
     assert "B10" not in parse_bands("l2a")
     assert len(parse_bands("13-band")) == 13
     assert parse_bands("blue, B3,Red , nir") == ("B02", "B03", "B04", "B08")

@@ -6,11 +6,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from sader.checkpoint import build_model
 from sader.inference.remover import CloudRemover
-from sader.model.cloudhead import not_clear
+from sader.model.heads import MaskRefinement, not_clear
 from sader.model.mtcdn import MTCDN, with_anchor
-from sader.model.secondlook import SecondLook
+from sader.models import build_model
 from sader.presets import small
 
 SIDE, BANDS = 32, 4
@@ -27,7 +26,7 @@ def ground(dates: int = 3) -> tuple[Tensor, Tensor]:
     return torch.where(cloud[:, :, None] > 0, torch.tensor(0.6), cloudy), cloud
 
 
-def look(module: SecondLook, cloudy: Tensor, cloud: Tensor, reference: int, logits: Tensor | None = None):
+def look(module: MaskRefinement, cloudy: Tensor, cloud: Tensor, reference: int, logits: Tensor | None = None):
     observed = torch.ones(cloud.shape, dtype=torch.bool)
     if logits is None:
         logits = torch.randn(1, cloudy.shape[1], 4, SIDE, SIDE, generator=torch.Generator().manual_seed(5))
@@ -35,9 +34,9 @@ def look(module: SecondLook, cloudy: Tensor, cloud: Tensor, reference: int, logi
     return module(cloudy, observed, band_present, logits, cloud, torch.tensor([reference])), logits
 
 
-def tiny_look(*, random: bool) -> SecondLook:
+def tiny_look(*, random: bool) -> MaskRefinement:
     torch.manual_seed(0)
-    module = SecondLook(BANDS, widths=(8, 16), stem=2)
+    module = MaskRefinement(BANDS, widths=(8, 16), stem=2)
     if random:
         with torch.no_grad():
             module.out.weight.normal_(0, 0.1)
@@ -85,10 +84,10 @@ def test_a_date_that_is_not_there_has_no_influence() -> None:
 def test_only_the_anchor_is_changed_and_given_masks_stand() -> None:
     torch.manual_seed(0)
     tiny = {"widths": (16, 32), "blocks": (1, 1), "fusion_width": 16, "emb_width": 16, "cloud_widths": (8,)}
-    network = build_model(small().replace(network=tiny | {"look_widths": (8,)})).network.eval()
+    network = build_model(small().replace(network=tiny | {"refinement_widths": (8,)})).network.eval()
     assert isinstance(network, MTCDN)
     with torch.no_grad():
-        for module in (network.cloud_head, network.second_look):
+        for module in (network.cloud_head, network.mask_refinement):
             module.out.weight.normal_(0, 0.2)
     cloudy, cloud = ground()
     observed, bands = torch.ones(1, 3, SIDE, SIDE, dtype=torch.bool), torch.ones(1, BANDS, dtype=torch.bool)

@@ -1,0 +1,199 @@
+"""The small heads of the network: cloud masks, refinement of the reference date's mask, and the expected error.
+
+Not from the paper. `CloudHead` classifies each date beside the minimum and the median of its series. `MaskRefinement`
+compares the reference date with its prediction from the other dates. `ErrorHead` predicts the absolute error.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from itertools import pairwise
+from typing import cast
+
+import torch
+import torch.nn.functional as F
+from einops import rearrange
+from torch import Tensor, nn
+
+from sader.model.blocks import ResBlock, depth_to_space, space_to_depth, zero_init
+from sader.model.composite import (
+    NOISE_VARIANCE,
+    VARIANCE_FLOOR,
+    MatchedDates,
+    blend_of_others,
+    prepare_dates,
+)
+from sader.model.matching import inlier_weight, spread_from_clear
+
+CLASSES = ("clear", "thick cloud", "thin cloud", "shadow")
+
+
+def series_statistics(cloudy: Tensor, observed: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the minimum and the lower median over the observed dates, each (B, C, H, W); 0 where none is.
+
+    cloudy: (B, T, C, H, W); observed: bool (B, T, H, W).
+    """
+    ordered = cloudy.masked_fill(~observed[:, :, None], torch.inf).sort(dim=1).values
+    count = observed.sum(dim=1)
+    middle = ((count - 1) // 2).clamp(min=0)
+    index = middle[:, None, None].expand(-1, 1, cloudy.shape[2], -1, -1)
+    seen = (count > 0)[:, None]
+    zero = torch.zeros((), dtype=cloudy.dtype, device=cloudy.device)
+    lowest = torch.where(seen, ordered[:, 0], zero)
+    median = torch.where(seen, ordered.gather(1, index)[:, 0], zero)
+    return lowest, median
+
+
+class MaskNet(nn.Module):
+    """A small U-Net from maps (N, F, H, W) to class scores (N, 4, H, W), classes as in `CLASSES`.
+
+    Height and width are multiples of stem * 2^(levels - 1).
+    """
+
+    def __init__(self, inputs: int, bands: int, *, widths: tuple[int, ...], stem: int) -> None:
+        super().__init__()
+        self.stem = stem
+        self.lift = nn.Conv2d(inputs * stem**2, widths[0], 3, padding=1)
+        self.bands = nn.Linear(bands, widths[0])
+        self.down = nn.ModuleList()
+        self.up = nn.ModuleList()
+        for fine, coarse in pairwise(widths):
+            down = [ResBlock(fine, fine), ResBlock(fine, fine, resample="down"), ResBlock(fine, coarse)]
+            self.down.append(nn.ModuleList(down))
+            self.up.append(nn.ModuleList([ResBlock(coarse, coarse, resample="up"), ResBlock(coarse + fine, fine)]))
+        self.middle = ResBlock(widths[-1], widths[-1])
+        self.out = zero_init(nn.Conv2d(widths[0], len(CLASSES) * stem**2, 3, padding=1))
+
+    def scores(self, inputs: Tensor, band_present: Tensor) -> Tensor:
+        """Return the class scores; band_present: bool (N, C)."""
+        flags = self.bands(band_present.to(inputs.dtype))[:, :, None, None]
+        h = self.lift(space_to_depth(inputs, self.stem)) + flags
+        skips = []
+        for level in self.down:
+            keep, halve, widen = cast(Iterable[nn.Module], level)
+            h = keep(h)
+            skips.append(h)
+            h = widen(halve(h))
+        h = self.middle(h)
+        for level, skip in zip(reversed(self.up), reversed(skips), strict=True):
+            double, join = cast(Iterable[nn.Module], level)
+            h = join(torch.cat([double(h), skip], dim=1))
+        return depth_to_space(self.out(h), self.stem)
+
+
+class CloudHead(MaskNet):
+    """Class scores per date and pixel: (B, T, C, H, W) -> (B, T, 4, H, W)."""
+
+    def __init__(self, bands: int, *, widths: tuple[int, ...], stem: int) -> None:
+        super().__init__(3 * bands + 1, bands, widths=widths, stem=stem)
+
+    def forward(self, cloudy: Tensor, observed: Tensor, band_present: Tensor) -> Tensor:
+        """Return logits; missing pixels of `cloudy` are 0."""
+        dates = cloudy.shape[1]
+        lowest, median = series_statistics(cloudy, observed)
+        seen = observed[:, :, None].to(cloudy.dtype)
+        inputs = torch.cat(
+            [cloudy, (cloudy - lowest[:, None]) * seen, (cloudy - median[:, None]) * seen, seen - 1], dim=2
+        )
+        logits = self.scores(
+            rearrange(inputs, "b t c h w -> (b t) c h w"), band_present.repeat_interleave(dates, dim=0)
+        )
+        return rearrange(logits, "(b t) k h w -> b t k h w", t=dates)
+
+
+def not_clear(logits: Tensor, *, dim: int) -> Tensor:
+    """Return the probability of anything but clear from class scores along `dim`, float32."""
+    return 1 - logits.float().softmax(dim=dim).select(dim, 0)
+
+
+DOUBT = 0.9
+"""Most that the first mask may hide of the anchor: where it hides all, matching still needs something to go by."""
+
+
+class MaskRefinement(MaskNet):
+    """Better class scores (B, 4, H, W) of the anchor date from the first ones; untrained, the first ones."""
+
+    def __init__(self, bands: int, *, widths: tuple[int, ...], stem: int) -> None:
+        super().__init__(2 * bands + len(CLASSES) + 3, bands, widths=widths, stem=stem)
+
+    def forward(
+        self, cloudy: Tensor, observed: Tensor, band_present: Tensor, logits: Tensor, cloud: Tensor, reference: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """Return (anchor (B,), class scores (B, 4, H, W) of that date).
+
+        logits: (B, T, 4, H, W), the cloud head's. cloud: (B, T, H, W), the masks so far. reference: (B,), -1 = none.
+        """
+        rows = torch.arange(cloudy.shape[0], device=cloudy.device)
+        with torch.no_grad():
+            asked = (torch.arange(cloudy.shape[1], device=cloudy.device) == reference[:, None])[:, :, None, None]
+            doubted = torch.where(asked, cloud.clamp(max=DOUBT), cloud).masked_fill(~observed, 1.0)
+            matched = prepare_dates(cloudy, cloud=doubted, observed=observed, reference=reference)
+            others = blend_of_others(matched, observed)
+            own, seen = matched.at_anchor(cloudy), matched.at_anchor(observed)[:, None]
+            use = seen & band_present[:, :, None, None]
+            shown = others.clear.masked_fill(matched.flag[:, :, None, None] > 0, 0.0).amax(dim=1, keepdim=True)
+            first = logits[rows, matched.anchor].detach()
+            difference = (own - others.image.to(own.dtype)).masked_fill(~use, 0.0)
+            inputs = torch.cat(
+                [own, 4 * difference, first, others.log_variance[:, None], shown, seen.to(own.dtype) - 1], dim=1
+            )
+        return matched.anchor, first.float() + self.scores(inputs, band_present).float()
+
+
+LARGEST_FACTOR = 5.0
+"""Bound on the logarithm of what the network adds to the classical estimate."""
+
+SEEN_WELL = 0.6
+"""Part of a tile that the anchor shows clearly from which the stated error is taken as it is."""
+EXCESS = 0.4
+"""Part of the excess, in logarithms, that is taken off where the anchor shows next to nothing. Set on one made scene
+with a cloud larger than a tile: tiles that see 11, 17 and 30 % of the reference date stated 0.012, 0.028 and 0.021 for
+nearly the same true error, and now 0.012, 0.013 and 0.013 (benchmarks/RESULTS.md)."""
+
+
+class ErrorHead(nn.Module):
+    """Logarithm of the usual absolute error (B, C, H, W) in the model's range.
+
+    Untrained it is what the composite's candidates got wrong nearby, weighted as they are blended.
+    """
+
+    def __init__(self, width: int, bands: int, *, stem: int) -> None:
+        super().__init__()
+        self.stem = stem
+        self.hidden = nn.Conv2d(width, width, 3, padding=1)
+        self.out = zero_init(nn.Conv2d(width, bands * stem**2, 3, padding=1))
+
+    def forward(self, features: Tensor, matched: MatchedDates, weights: Tensor) -> Tensor:
+        """Return log scales; features (B, width, H/stem, W/stem) get no gradient from here."""
+        learned = depth_to_space(self.out(F.gelu(self.hidden(features.detach()))), self.stem).float()
+        usual = 0.5 * (weights.detach().float() * matched.variance).sum(dim=1, keepdim=True).log()
+        return usual + learned.clamp(-LARGEST_FACTOR, LARGEST_FACTOR)
+
+
+def steady_correction(matched: MatchedDates, weights: Tensor) -> Tensor:
+    """Return what is to be added to `Condition.log_error` (B, 1, H, W) in tiles that lie in a large hole of the anchor.
+
+    `MatchedDates.variance` is carried into a hole from the anchor's clear pixels. Far from any of them its floor
+    decides, and that compares the dates with the anchor's cloud: a tile that sees a fifth of the reference date would
+    state more than twice the error of its neighbour that sees a tenth and goes by another date. With the tile's usual
+    variance as the floor that excess is known; it is taken off the more, the less of the anchor is seen, and not at all
+    from `SEEN_WELL` on, where the network learned what to make of it. Its inputs stay as they were trained, and the
+    image does not change.
+    """
+    dates = matched.dates.float()
+    target, target_clear = matched.at_anchor(dates), matched.at_anchor(matched.clear)
+    smooth = spread_from_clear(target, target_clear)
+    squared = (torch.cat([dates, smooth[:, None]], dim=1) - target[:, None]).square().mean(dim=2)
+    both = torch.cat([matched.clear, torch.ones_like(matched.clear[:, :1])], dim=1) * target_clear[:, None]
+    both = both * inlier_weight(squared, both)
+    evidence = both.sum(dim=(-2, -1), keepdim=True)
+    usual = (both * squared).sum(dim=(-2, -1), keepdim=True) / evidence.clamp(min=1.0)
+    values = (both * squared + VARIANCE_FLOOR * usual) / (both + VARIANCE_FLOOR)
+    steady = spread_from_clear(values.flatten(0, 1)[:, None], both.flatten(0, 1), floor=VARIANCE_FLOOR)
+    steady = steady.view(squared.shape) + NOISE_VARIANCE
+    # A date that shares no clear pixel with the anchor has no usual variance: its own floor stays.
+    steady = torch.where(evidence > 1.0, torch.minimum(steady, matched.variance), matched.variance)
+    share = weights.float()
+    excess = (share * matched.variance).sum(dim=1, keepdim=True) / (share * steady).sum(dim=1, keepdim=True)
+    seen = target_clear.mean(dim=(-2, -1))[:, None, None, None]
+    return -0.5 * EXCESS * (1 - seen / SEEN_WELL).clamp(min=0) * excess.log()
