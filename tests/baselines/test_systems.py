@@ -434,7 +434,7 @@ def test_train_stop_resume_and_score(name, shards, tmp_path, monkeypatch):
     for task in ("clean", "paper"):
         data = DataRequest((shards,), limit=1)
         (result,) = run_evaluation(EvaluationRequest((str(path),), data, (task,), lpips=False, pictures=0))
-        scored = [row for row in result.results.rows if row.method == parse_model(str(path))[0]]
+        scored = [row for row in result.report.results.rows if row.method == parse_model(str(path))[0]]
         assert scored
         assert all(np.isfinite(row.scores["psnr"]) for row in scored)
         if task == "clean":
@@ -607,7 +607,7 @@ def test_other_bands_help_and_are_not_scored(shards, tmp_path):
         save_checkpoint(paths[-1], tiny(name, *more), tiny_config(name, *more))
     models = tuple(map(str, paths))
     request = EvaluationRequest(models, DataRequest((shards,), limit=1), ("paper",), lpips=False, pictures=0)
-    rows = run_evaluation(request)[0].results.rows
+    rows = run_evaluation(request)[0].report.results.rows
     assert {parse_model(model)[0] for model in models} <= {row.method for row in rows}
 
 

@@ -283,9 +283,9 @@ def test_evaluate_scores_the_bands_of_the_data(root: Path):
 def test_evaluate_without_the_stretch_and_few_per_place(root: Path):
     data = DataRequest((root,), dataset="sen2_mtc_new", split="all", protocol="reflectance", limit=1, dates=2)
     (result,) = run_evaluation(EvaluationRequest(("median",), data, lpips=False))
-    assert result.summary.items == result.summary.groups == 3
-    assert "mtc_psnr" not in result.results.rows[0].scores
-    assert result.results.rows[0].dates == 2
+    assert result.report.summary.items == result.report.summary.groups == 3
+    assert "mtc_psnr" not in result.report.results.rows[0].scores
+    assert result.report.results.rows[0].dates == 2
 
 
 def test_evaluate_refuses_what_makes_no_sense(root: Path, tmp_path: Path):

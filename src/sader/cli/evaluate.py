@@ -125,14 +125,14 @@ def evaluate(
     )  # fmt: skip
     (found,) = run_evaluation(request, _show_progress)
     if as_json:
-        print(json.dumps(report_json(found.results, found.summary), indent=2))
+        print(json.dumps(report_json(found.report), indent=2))
         return
     if sys.stdout.isatty():
-        print_summary(found.summary, title=found.title)
+        print_summary(found.report)
         if out is None:
             typer.echo("all tables, with intervals, places and regions: --out FOLDER, or to a pipe.", err=True)
     else:
-        print(markdown(found.results, found.summary, title=found.title))
+        print(markdown(found.report))
     for path in found.files:
         typer.echo(f"wrote {path}", err=True)
 
@@ -191,11 +191,10 @@ def compare(
     )  # fmt: skip
     found = run_evaluation(request, _show_progress)
     if as_json:
-        contents = [report_json(each.results, each.summary, each.comparisons, metric=metric) for each in found]
-        print(json.dumps(contents, indent=2))
+        print(json.dumps([report_json(each.report) for each in found], indent=2))
         return
     for each in found:
-        print(markdown(each.results, each.summary, each.comparisons, title=each.title, metric=metric))
+        print(markdown(each.report))
         for path in each.files:
             typer.echo(f"wrote {path}", err=True)
 

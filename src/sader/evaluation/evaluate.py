@@ -23,10 +23,10 @@ from sader.evaluation.data import TASKS, DataRequest, OpenData, open_data
 from sader.evaluation.diagnosis import CalibrationSum, evaluate_cloud_head
 from sader.evaluation.figures import choose_examples, cropped, example_of
 from sader.evaluation.methods import MASKS, STANDARD, RemoverMethod, classical_methods, controls, make_method
-from sader.evaluation.report import write_panels, write_report
+from sader.evaluation.report import Report, write_panels, write_report
 from sader.evaluation.results import Results
 from sader.evaluation.scoring import DEFAULT_METRICS, Method, Progress, score_items
-from sader.evaluation.statistics import Comparison, Summary, compare_rows, summarise
+from sader.evaluation.statistics import compare_rows, summarise
 
 WEIGHTS = "model.safetensors"
 _STEPS = re.compile(r"@(\d+(?:\+\d+)?)$")
@@ -71,13 +71,10 @@ class EvaluationRequest:
 
 @dataclass(frozen=True)
 class Evaluation:
-    """The scores of one task, their summary and the written files."""
+    """The report of one task and its files."""
 
     task: str
-    title: str
-    results: Results
-    summary: Summary
-    comparisons: list[Comparison] = field(default_factory=list)
+    report: Report
     files: list[Path] = field(default_factory=list)
 
 
@@ -113,11 +110,22 @@ def run_evaluation(request: EvaluationRequest, progress: Progress | None = None)
         facts = {**_facts(request, data, task, items), **results.facts, **_cloud_heads(models, data)}
         if against is not None:
             facts |= {"metric": request.metric, "against": against, "protocol": data.protocol}
-        evaluation = _summarised(request, replace(results, facts=facts), task, known, against)
+        report = _report(request, replace(results, facts=facts), task, known, against)
+        files = []
         if request.out is not None:
             folder = request.out / task if len(opened) > 1 else request.out
-            evaluation = replace(evaluation, files=_write(folder, request, evaluation, items, methods, list(models)))
-        evaluations.append(evaluation)
+            files = write_report(folder, report)
+            for name in models if request.pictures else ():
+                files += write_panels(
+                    folder / "pictures",
+                    items,
+                    results.rows,
+                    methods,
+                    shown=name,
+                    baseline=report.summary.best_classical,
+                    count=request.pictures,
+                )
+        evaluations.append(Evaluation(task, report, files))
     return evaluations
 
 
@@ -308,9 +316,9 @@ def _cloud_heads(models: Mapping[str, Method], data: OpenData) -> dict[str, Any]
     }
 
 
-def _summarised(
+def _report(
     request: EvaluationRequest, results: Results, task: str, known: Sequence[str], against: str | None
-) -> Evaluation:
+) -> Report:
     data = request.data
     summary = summarise(results.rows, metric=request.metric, seed=data.seed)
     comparisons = []
@@ -318,24 +326,4 @@ def _summarised(
         tested = [name for name in known if name not in ("rmse", "sharpness")]
         comparisons = compare_rows(results.rows, against=against, metrics=tested, seed=data.seed)
     where = task if data.dataset is None else f"{data.dataset} {data.split}, sampler {data.sampler}"
-    return Evaluation(task, f"{where}, masks of the models: {request.mask}", results, summary, comparisons)
-
-
-def _write(
-    folder: Path,
-    request: EvaluationRequest,
-    evaluation: Evaluation,
-    items: Sequence[Item],
-    methods: Mapping[str, Method],
-    models: Sequence[str],
-) -> list[Path]:
-    results, summary = evaluation.results, evaluation.summary
-    files = write_report(
-        folder, results, summary, evaluation.comparisons, title=evaluation.title, metric=request.metric
-    )
-    for name in models if request.pictures else ():
-        baseline = summary.best_classical
-        files += write_panels(
-            folder / "pictures", items, results.rows, methods, shown=name, baseline=baseline, count=request.pictures
-        )
-    return files
+    return Report(f"{where}, masks of the models: {request.mask}", results, summary, comparisons, request.metric)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 import json
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -48,23 +48,29 @@ _DIGITS = {
 }
 
 
-def markdown(
-    results: Results,
-    summary: Summary,
-    comparisons: Sequence[Comparison] = (),
-    *,
-    title: str = "",
-    metric: str = "psnr",
-) -> str:
+@dataclass(frozen=True)
+class Report:
+    """The content of a report; a comparison has paired tests, and results with costs and examples."""
+
+    title: str
+    results: Results
+    summary: Summary
+    comparisons: Sequence[Comparison] = ()
+    metric: str = "psnr"
+    """The metric of the tests in the table and of the Pareto figure."""
+
+
+def markdown(report: Report) -> str:
     """Return the tables: means with intervals, regions, places, differences to the best classical method.
 
-    A comparison adds the paired tests of `metric` and the costs.
+    A comparison adds the paired tests and the costs.
     """
+    summary = report.summary
     if not summary.methods:
         return "no item was scored\n"
     known = list(summary.methods[0].overall)
     shown = [name for name in known if name not in _ONLY_IN_FILES]
-    lines = [f"## {title}", ""] if title else []
+    lines = [f"## {report.title}", ""] if report.title else []
     lines += [counted(summary), ""]
     lines += table_lines(
         ["method", *(HEADINGS.get(name, name) for name in shown)],
@@ -83,8 +89,8 @@ def markdown(
                 if m.against
             ],
         )
-    lines += difference_lines(comparisons, metric)
-    lines += cost_lines(results)
+    lines += difference_lines(report.comparisons, report.metric)
+    lines += cost_lines(report.results)
     return "\n".join(lines) + "\n"
 
 
@@ -113,13 +119,13 @@ def counted(summary: Summary) -> str:
     return f"{items} in {places}; mean over items [95 % bootstrap interval]."
 
 
-def print_summary(summary: Summary, *, title: str) -> None:
+def print_summary(report: Report) -> None:
     """Print the main metrics as one table for a terminal; the files of --out hold all of them."""
     from rich.console import Console
     from rich.table import Table
 
-    console = Console()
-    console.print(f"{title}: {counted(summary)}", highlight=False)
+    summary, console = report.summary, Console()
+    console.print(f"{report.title}: {counted(summary)}", highlight=False)
     if not summary.methods:
         return
     known = summary.methods[0].overall
@@ -195,37 +201,32 @@ def cost_cells(results: Results, method: str) -> list[str]:
     ]
 
 
-def pareto_points(results: Results, summary: Summary, metric: str) -> list[Point]:
-    """Return the measured methods as points; without the control that is given the truth."""
+def pareto_points(report: Report) -> list[Point]:
+    """Return the measured methods as points, without the control that is given the truth."""
+    costs = report.results.costs
     return [
         Point(
             name=m.method,
-            quality=m.overall[metric].mean,
-            parameters=results.costs[m.method].parameters / 1e6,
-            gmacs=results.costs[m.method].gmacs_sample,
+            quality=m.overall[report.metric].mean,
+            parameters=costs[m.method].parameters / 1e6,
+            gmacs=costs[m.method].gmacs_sample,
         )
-        for m in summary.methods
-        if m.method in results.costs and m.method != CONTROL and metric in m.overall
+        for m in report.summary.methods
+        if m.method in costs and m.method != CONTROL and report.metric in m.overall
     ]
 
 
-def report_json(
-    results: Results,
-    summary: Summary,
-    comparisons: Sequence[Comparison] = (),
-    *,
-    metric: str = "psnr",
-    published: Sequence[Point] = (),
-) -> dict[str, Any]:
+def report_json(report: Report, *, published: Sequence[Point] = ()) -> dict[str, Any]:
     """Return everything but the single items as plain values."""
-    content: dict[str, Any] = {**results.facts, **summary.as_dict()}
+    results = report.results
+    content: dict[str, Any] = {**results.facts, **report.summary.as_dict()}
     if results.costs:
-        points = pareto_points(results, summary, metric)
+        points = pareto_points(report)
         content["costs"] = {
             name: {**cost.as_dict(), "seconds_per_megapixel": results.seconds_per_megapixel(name)}
             for name, cost in results.costs.items()
         }
-        content["comparisons"] = [{**asdict(each), "verdict": each.verdict} for each in comparisons]
+        content["comparisons"] = [{**asdict(each), "verdict": each.verdict} for each in report.comparisons]
         content["pareto"] = {
             "points": [asdict(point) for point in (*points, *published)],
             "front_parameters": [point.name for point in pareto_front(points)],
@@ -236,12 +237,8 @@ def report_json(
 
 def write_report(
     folder: Path | str,
-    results: Results,
-    summary: Summary,
-    comparisons: Sequence[Comparison] = (),
+    report: Report,
     *,
-    title: str,
-    metric: str = "psnr",
     text: str | None = None,
     published: Sequence[Point] = (),
     shown: Collection[str] | None = None,
@@ -252,27 +249,31 @@ def write_report(
     methods in the figures; None = all.
     """
     folder = Path(folder)
-    table, summary_file, items = files = [folder / name for name in ("table.md", "summary.json", "items.csv")]
-    text = text or markdown(results, summary, comparisons, title=title, metric=metric)
-    content = {"title": title, **report_json(results, summary, comparisons, metric=metric, published=published)}
+    table, summary, items = files = [folder / name for name in ("table.md", "summary.json", "items.csv")]
+    content = {"title": report.title, **report_json(report, published=published)}
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        table.write_text(text, encoding="utf-8")
-        summary_file.write_text(json.dumps(content, indent=2, ensure_ascii=False), encoding="utf-8")
+        table.write_text(text or markdown(report), encoding="utf-8")
+        summary.write_text(json.dumps(content, indent=2, ensure_ascii=False), encoding="utf-8")
         with items.open("w", newline="", encoding="utf-8") as file:
-            csv.writer(file).writerows(_item_lines(results.rows))
+            csv.writer(file).writerows(_item_lines(report.results.rows))
     except OSError as error:
         reason = error.strerror or error
         raise OutputError(f"cannot write the report to {folder}: {reason}. Choose another --out.") from error
+    return files + _write_figures(folder, report, published, shown)
+
+
+def _write_figures(
+    folder: Path, report: Report, published: Sequence[Point], shown: Collection[str] | None
+) -> list[Path]:
     try:
         from sader.figures.picture import save_png
     except ImportError:  # a training machine may lack Pillow; --report-only draws the figures elsewhere
-        return files
-    points = [p for p in pareto_points(results, summary, metric) if shown is None or p.name in shown]
-    points += published
+        return []
+    files, results, label = [], report.results, HEADINGS.get(report.metric, report.metric)
+    points = [*(p for p in pareto_points(report) if shown is None or p.name in shown), *published]
     if results.costs and any(np.isfinite(point.quality) for point in points):
-        label = HEADINGS.get(metric, metric)
-        figure = draw_pareto(points, title=f"{title}: {label} against parameters and cost", quality=label)
+        figure = draw_pareto(points, title=f"{report.title}: {label} against parameters and cost", quality=label)
         files.append(save_png(figure, folder / "pareto.png"))
     if results.examples:
         scores = {(row.item, row.method): row.scores["psnr"] for row in results.rows}
@@ -281,7 +282,7 @@ def write_report(
             for name, images in results.predictions.items()
             if name != CONTROL and (shown is None or name in shown)
         }
-        figure = draw_gallery(results.examples, pictures, title=title, scores=scores)
+        figure = draw_gallery(results.examples, pictures, title=report.title, scores=scores)
         files.append(save_png(figure, folder / "qualitative.png"))
     return files
 

@@ -16,6 +16,7 @@ from sader.evaluation.figures import Point
 from sader.evaluation.report import (
     CASE,
     COST_HEADING,
+    Report,
     cost_cells,
     difference_lines,
     region_table,
@@ -101,17 +102,9 @@ def write_table(setting: Setting, table: Table, folder: Path) -> tuple[list[Path
         )
         text = _markdown(page, summary.methods, comparisons) + "\n".join(region_table(summary)) + "\n"
         published = _published_points() if setting.dataset == paper.SEN2 and table.name in ("table1", "pareto") else []
-        files += write_report(
-            folder / task if len(setting.tasks) > 1 else folder,
-            replace(results, facts=_facts(page, against)),
-            summary,
-            comparisons,
-            title=page.title,
-            metric=page.metric,
-            text=text,
-            published=published,
-            shown=_shown(found),
-        )
+        report = Report(page.title, replace(results, facts=_facts(page, against)), summary, comparisons, page.metric)
+        target = folder / task if len(setting.tasks) > 1 else folder
+        files += write_report(target, report, text=text, published=published, shown=_shown(found))
         texts.append(text)
     return files, "\n".join(texts)
 

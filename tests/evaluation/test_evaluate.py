@@ -27,7 +27,7 @@ from sader.evaluation.methods import (
     flat_colour_of_truth,
     make_method,
 )
-from sader.evaluation.report import extreme_items, markdown, print_summary, write_panels, write_report
+from sader.evaluation.report import Report, extreme_items, markdown, print_summary, write_panels, write_report
 from sader.evaluation.results import Results
 from sader.evaluation.scoring import Row, score, score_items
 from sader.evaluation.statistics import bootstrap, summarise
@@ -201,7 +201,7 @@ def test_the_summary_averages_places_and_pairs_items() -> None:
     assert net.over_groups["psnr"] == pytest.approx((32 + 41) / 2)
     assert net.against["psnr"].mean == pytest.approx(1)
     assert (net.against["psnr"].low, net.against["psnr"].high) == pytest.approx((1, 1))
-    text = markdown(Results(rows), found, title="clean")
+    text = markdown(Report("clean", Results(rows), found))
     assert "| net | 35.00 [31.00, 41.00]" in text
     assert "+1.00 [+1.00, +1.00]" in text
     assert "| net | 32.00 | 41.00 | 36.50 |" in text
@@ -209,7 +209,7 @@ def test_the_summary_averages_places_and_pairs_items() -> None:
 
 def test_one_item_has_no_interval() -> None:
     rows = [row("ridge_blend", "1", 30), row("net", "1", 31)]
-    text = markdown(Results(rows), summarise(rows))
+    text = markdown(Report("", Results(rows), summarise(rows)))
     assert "1 item in 1 place: too few for intervals" in text
     assert "| net | 31.00 |" in text
     assert "| net | +1.00 |" in text
@@ -219,7 +219,7 @@ def test_one_item_has_no_interval() -> None:
 def test_a_terminal_gets_one_narrow_table(capsys, monkeypatch) -> None:
     monkeypatch.setenv("COLUMNS", "80")
     rows = [row(name, str(item), value + item) for name, value in (("ridge_blend", 30), ("net", 31)) for item in (1, 2)]
-    print_summary(summarise(rows), title="clean")
+    print_summary(Report("clean", Results(rows), summarise(rows)))
     said = capsys.readouterr().out
     assert "clean: 2 items in 1 place; mean over items" in said
     assert "32.50" in said
@@ -238,7 +238,7 @@ def test_the_report_can_be_read_back(items: list[Item], tmp_path: Path) -> None:
     methods = classical_methods("true", ("mosaic", "median"))
     rows = score_items(items, methods, FAST)
     results = Results(rows, facts={"task": "clean"})
-    table, plain, per_item = write_report(tmp_path, results, summarise(rows), title="test")
+    table, plain, per_item = write_report(tmp_path, Report("test", results, summarise(rows)))
     assert "| mosaic |" in table.read_text(encoding="utf-8")
     content = json.loads(plain.read_text(encoding="utf-8"))
     assert content["task"] == "clean"
@@ -282,11 +282,11 @@ def test_from_shards_to_files(tmp_path: Path) -> None:
     request = EvaluationRequest(("best_available_pixel",), data, lpips=False, out=tmp_path / "r")
     (result,) = run_evaluation(request)
     assert {path.name for path in result.files} >= {"table.md", "summary.json", "items.csv"}
-    assert result.summary.items == 2
-    assert "best_available_pixel" in {each.method for each in result.results.rows}
+    assert result.report.summary.items == 2
+    assert "best_available_pixel" in {each.method for each in result.report.results.rows}
     data = DataRequest((tmp_path,), dates=2, limit=1)
     for found in run_evaluation(EvaluationRequest((), data, ("paper", "simulated"), lpips=False)):
-        assert {each.dates for each in found.results.rows} == {2}
+        assert {each.dates for each in found.report.results.rows} == {2}
 
 
 def test_masks_other_than_the_true_ones_are_part_of_the_label(tmp_path: Path) -> None:
@@ -294,8 +294,8 @@ def test_masks_other_than_the_true_ones_are_part_of_the_label(tmp_path: Path) ->
     data = DataRequest((tmp_path,), limit=1)
     request = EvaluationRequest(("mosaic",), data, mask="own", rules=True, classical=False, lpips=False)
     (result,) = run_evaluation(request)
-    assert {"mosaic (own masks)", "mosaic (rules)"} <= set(result.results.methods)
-    assert not {"mosaic", "flat_colour_of_truth"} & set(result.results.methods)
+    assert {"mosaic (own masks)", "mosaic (rules)"} <= set(result.report.results.methods)
+    assert not {"mosaic", "flat_colour_of_truth"} & set(result.report.results.methods)
 
 
 def test_bad_data_is_explained(tmp_path: Path) -> None:

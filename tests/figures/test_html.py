@@ -1,4 +1,4 @@
-"""The HTML report: what is on the page, that it asks nobody for anything, and what is refused before the work."""
+"""The HTML report: its content, that it needs no external resources, and what is refused before the work."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ EVIL = "<script>alert('x')</script>&\""
 
 
 class Page(HTMLParser):
-    """Tags, texts and addresses of a page; complains about tags that are never closed."""
+    """Tags, texts and addresses of a page; tags that are never closed fail."""
 
     VOID = frozenset({"meta", "img", "input", "br", "link", "line", "polyline"})
 
