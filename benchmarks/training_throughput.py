@@ -3,10 +3,9 @@
     python benchmarks/training_throughput.py              # the paper's network, batch 8 to 32, T = 3, 256 x 256; GPU
     python benchmarks/training_throughput.py --tiny       # seconds on a CPU, to see that it works
 
-"plain" is the loop METHOD 7 describes and the public code has: fp32 without TF32, batches made in the same stream
-just before they are used, Muon one matrix at a time, a loss read back at every step. "optimised" is what `sader train`
-runs, with Lightning around it. Waiting for data is measured on the device: the time between the end of one step's work
-and the start of the next one's, which is what batches that come late would lengthen.
+"plain" is the loop of the public code: fp32 without TF32, batches composed in the same stream just before they are
+used, Muon one matrix at a time, a loss read back at every step. "optimised" is the `Trainer` of `sader train`. Waiting
+for data is measured on the device: the time between the end of one step's work and the start of the next one's.
 """
 
 from __future__ import annotations
@@ -17,8 +16,6 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
-from pytorch_lightning import Trainer
-from torch.utils.data import DataLoader
 
 from sader.data.bank import SeriesBank, SeriesMaker
 from sader.data.batch import SeriesBatch
@@ -27,10 +24,10 @@ from sader.data.shards import SeriesRecord
 from sader.models import build_model
 from sader.presets import ModelConfig, get_preset
 from sader.training.config import TrainConfig
-from sader.training.module import TrainingModule
 from sader.training.objective import Objective
 from sader.training.optim import Muon, make_optimizers
-from sader.training.run import uses_bf16
+from sader.training.processes import Process
+from sader.training.trainer import Trainer
 
 
 @dataclass(frozen=True)
@@ -69,7 +66,7 @@ class Clock:
         self.device, self.marks = device, []
 
     def mark(self) -> None:
-        """Note the present, in the stream of the device."""
+        """Mark the present time in the stream of the device."""
         if self.device.type == "cuda":
             event = torch.cuda.Event(enable_timing=True)
             event.record()
@@ -95,7 +92,7 @@ def plain_loop(model: ModelConfig, train: TrainConfig, maker: SeriesMaker, devic
     torch.manual_seed(0)
     denoiser = build_model(model).to(device).train()
     objective = Objective()
-    muon, adam = make_optimizers(denoiser, muon_lr=1e-3, adam_lr=3e-4)
+    muon, adam = make_optimizers(denoiser, train)
     one_by_one = [Muon([parameter], 1e-3) for group in muon.param_groups for parameter in group["params"]]
     clock, warm = Clock(device), max(2, steps // 5)
     for step in range(steps + warm):
@@ -113,48 +110,48 @@ def plain_loop(model: ModelConfig, train: TrainConfig, maker: SeriesMaker, devic
     return clock
 
 
-class TimedModule(TrainingModule):
-    """The training module with marks around the work of the counted steps: from the batch at hand to the update."""
+class TimedTrainer(Trainer):
+    """The trainer with marks around the work of the counted steps: from the batch at hand to the update."""
 
     clock: Clock
     warm = 0
 
-    def on_fit_start(self) -> None:
-        super().on_fit_start()
-        take = self.feed.take
+    def step(self) -> None:
+        counted, take = self.steps_done >= self.warm, self.feed.take
 
         def timed(number: int) -> SeriesBatch:
             batch = take(number)
-            if number >= self.warm:  # one micro-batch a step, so this is the step's number
-                self.clock.mark()
+            self.clock.mark()
             return batch
 
-        self.feed.take = timed  # type: ignore[method-assign]
+        if counted:
+            self.feed.take = timed  # type: ignore[method-assign]
+        super().step()
+        self.feed.take = take  # type: ignore[method-assign]
 
-    def _tick(self) -> float:
+    def _tick(self) -> None:
         if self.steps_done > self.warm:
             self.clock.mark()
-        return super()._tick()
+        super()._tick()
 
 
 def optimised_loop(
     model: ModelConfig, train: TrainConfig, maker: SeriesMaker, device: torch.device, steps: int
 ) -> Clock:
-    """Run the module of `sader train` under Lightning and return its clock; the first steps are not counted."""
+    """Run the trainer of `sader train` and return its clock; the first steps are not counted."""
     warm = max(2, steps // 5)
     config = replace(train, steps=steps + warm, log_every=max(1, steps // 2))
     torch.manual_seed(0)
     denoiser = build_model(model).train()
     if train.compile:
         denoiser.network.compile()
-    module = TimedModule(denoiser, Objective(), config, make_maker=lambda _: maker, bf16=uses_bf16(config, device.type))
-    module.clock, module.warm = Clock(device), warm
-    trainer = Trainer(
-        accelerator="gpu" if device.type == "cuda" else "cpu", devices=1, max_epochs=1, logger=False,
-        enable_progress_bar=False, enable_checkpointing=False, enable_model_summary=False, limit_val_batches=0,
-    )  # fmt: skip
-    trainer.fit(module, DataLoader(range(config.steps), batch_size=None))  # type: ignore[arg-type]
-    return module.clock
+    trainer = TimedTrainer(denoiser, Objective(), config, maker, Process(device))
+    trainer.clock, trainer.warm = Clock(device), warm
+    while not trainer.over:
+        trainer.step()
+        if trainer.steps_done % config.log_every == 0:
+            trainer.collect()
+    return trainer.clock
 
 
 def fast_math(on: bool) -> None:

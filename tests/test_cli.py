@@ -17,7 +17,7 @@ COMMANDS = (
     "demo", "info", "remove", "train", "pretrain-guide", "evaluate", "compare", "reproduce", "export", "bench", "serve",
     "data",
 )  # fmt: skip
-HEAVY = ("torch", "numpy", "rasterio", "pytorch_lightning", "PIL", "einops", "safetensors")
+HEAVY = ("torch", "numpy", "rasterio", "PIL", "einops", "safetensors")
 
 
 def run(*arguments: str, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
@@ -203,7 +203,6 @@ def test_an_unknown_preset_gets_a_suggestion(capsys):
 
 
 def test_training_an_unknown_preset_gets_a_suggestion(capsys, tmp_path):
-    pytest.importorskip("pytorch_lightning")
     run = tmp_path / "run"
     arguments = ("--data", str(tmp_path / "x"), "--run", str(run))
     fails_clearly(called(capsys, "train", "nonsense_preset", *arguments), "ConfigError", "nonsense_preset", "known: ")

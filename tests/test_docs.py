@@ -28,7 +28,6 @@ from sader.cli.main import main
 from sader.data.synthetic.scene import make_series
 
 pytest.importorskip("rasterio")
-pytest.importorskip("pytorch_lightning")
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"

@@ -15,7 +15,7 @@ import sader
 
 PACKAGE = Path(sader.__file__).parent
 CORE = {"torch", "numpy", "einops", "safetensors"}
-EDGE_PACKAGES = {"rasterio", "xarray", "dask", "pystac", "pytorch_lightning", "typer", "rich", "PIL", "fastapi", "yaml"}
+EDGE_PACKAGES = {"rasterio", "xarray", "dask", "pystac", "typer", "rich", "PIL", "fastapi", "yaml"}
 
 # Lowest first. A module may import from its own folder and from those before it.
 RANKS: tuple[tuple[str, ...], ...] = (

@@ -271,7 +271,9 @@ def walk_step(package: Path, folder: Path) -> Walk:
     settings |= {"log_every": 1, "checkpoint_every": 1}
     options = [word for key, value in settings.items() for word in ("--set", f"train.{key}={value}")]
     main = _command_line()
-    with Recorder(package, inside=("training/module.py", "training_step")) as recorder:
+    old = (package / "training" / "module.py").is_file()  # a tree whose steps were run by Lightning
+    inside = ("training/module.py", "training_step") if old else ("training/run.py", "_step")
+    with Recorder(package, inside=inside) as recorder:
         main(["train", "small", "--data", str(folder), "--run", str(folder / "run"), "--quiet", *options])
     return recorder.walk()
 

@@ -95,5 +95,5 @@ def build_baseline(config: BaselineModelConfig) -> Baseline:
             f"Start from baseline_config({config.system!r})."
         )
     baseline = system.network(config.network)
-    baseline.recordable = system.recordable
+    baseline.capturable = system.capturable
     return baseline

@@ -34,11 +34,10 @@ from sader.models import (
     model_from_dict,
 )
 from sader.training.config import load_run_config, resolve, save_run_config
-from sader.training.launch import run_training
-from sader.training.log import read_log
-from sader.training.module import TrainingModule
 from sader.training.optim import rate_factor
-from sader.training.state import load_state, state_files
+from sader.training.record import load_state, read_log, state_files
+from sader.training.run import run_training
+from sader.training.trainer import Trainer
 
 RGBN = ("B02", "B03", "B04", "B08")
 JUDGE = "judge_widths=[4,4]"
@@ -271,15 +270,16 @@ def test_unknown_pixels_teach_nothing(name, batch):
 def test_a_step_moves_only_its_own_parameters(name, shards, tmp_path, monkeypatch):
     """The trainer, not the system, keeps the phases apart: look at what has moved when each phase is over."""
     moved: list[tuple[str, set[str]]] = []
-    honest = TrainingModule._update
+    honest = Trainer.move
 
-    def update(self, phase, terms):
-        before = {key: value.detach().clone() for key, value in self.denoiser.named_parameters()}
-        honest(self, phase, terms)
-        after = dict(self.denoiser.named_parameters())
+    def move(self, optimizers, terms, *, norm):
+        before = {key: value.detach().clone() for key, value in self.model.named_parameters()}
+        honest(self, optimizers, terms, norm=norm)
+        after = dict(self.model.named_parameters())
+        phase = norm.removesuffix("gradient_norm").removesuffix("_") or "generator"
         moved.append((phase, {key for key in before if not torch.equal(before[key], after[key])}))
 
-    monkeypatch.setattr(TrainingModule, "_update", update)
+    monkeypatch.setattr(Trainer, "move", move)
     run_training(name, tmp_path / "run", data=[shards], overrides=training(name, "train.steps=1"), progress=False)
     network = tiny(name)
     names = {id(p): key for key, p in network.named_parameters()}
@@ -410,14 +410,14 @@ def test_train_stop_resume_and_score(name, shards, tmp_path, monkeypatch):
     class Killed(Exception):
         pass
 
-    honest = TrainingModule.training_step
+    honest = Trainer.step
 
-    def step(self, number, batch_idx=0):
-        if number == 3:
+    def step(self):
+        if self.steps_done == 3:
             raise Killed
-        return honest(self, number, batch_idx)
+        honest(self)
 
-    monkeypatch.setattr(TrainingModule, "training_step", step)
+    monkeypatch.setattr(Trainer, "step", step)
     with pytest.raises(Killed):
         run_training(name, broken, data=[shards], overrides=overrides, progress=False)
     monkeypatch.undo()
@@ -447,7 +447,8 @@ def test_killed_by_the_system_and_resumed(shards, tmp_path):
     command = [
         sys.executable,
         "-m",
-        "sader.training",
+        "sader",
+        "train",
         "cyclegan",
         "--data",
         str(shards),
@@ -455,7 +456,9 @@ def test_killed_by_the_system_and_resumed(shards, tmp_path):
         str(killed),
         "--quiet",
     ]
-    process = subprocess.Popen([*command, "--set", *overrides], env=os.environ | {"OMP_NUM_THREADS": "1"})
+    process = subprocess.Popen(
+        [*command, *(word for text in overrides for word in ("--set", text))], env=os.environ | {"OMP_NUM_THREADS": "1"}
+    )
     deadline = time.monotonic() + 120
     while process.poll() is None and max(losses(killed), default=0) < 7 and time.monotonic() < deadline:
         time.sleep(0.005)
@@ -623,27 +626,27 @@ def has_dropout(name):
     return any(isinstance(m, torch.nn.modules.dropout._DropoutNd) and m.p > 0 for m in tiny(name).modules())
 
 
-def test_recordable_are_those_seen_to_be_the_same():
-    """The list that `test_a_recorded_step_is_an_eager_step` passed on an H200; nothing with dropout is in it."""
-    recordable = {name for name in BASELINES if get_system(name).recordable}
-    assert recordable == {"ae", "crtsnet", "ddpmcr", "diffcr", "emrdm", "pix2pix", "seqdms"}
-    assert not any(has_dropout(name) for name in recordable)
+def test_capturable_are_those_measured_to_be_equal():
+    """The list that `test_a_captured_step_is_an_eager_step` passed on an H200; nothing with dropout is in it."""
+    capturable = {name for name in BASELINES if get_system(name).capturable}
+    assert capturable == {"ae", "crtsnet", "ddpmcr", "diffcr", "emrdm", "pix2pix", "seqdms"}
+    assert not any(has_dropout(name) for name in capturable)
     assert {name for name in BASELINES if has_dropout(name)} == {"mcgan", "pmaa", "stgan", "uncrtaints", "ctgan"}
 
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 @pytest.mark.parametrize("name", BASELINES)
-def test_a_recorded_step_is_an_eager_step(name, shards, tmp_path, monkeypatch):
-    """What may set `System.recordable`: the same losses whether steps are replayed as a CUDA graph or not."""
+def test_a_captured_step_is_an_eager_step(name, shards, tmp_path, monkeypatch):
+    """What may set `System.capturable`: the same losses whether steps are replayed as a CUDA graph or not."""
     if has_dropout(name):
         # Both runs would be eager; two eager ones of CTGAN differed by 4.5e-3 on an H200.
-        pytest.skip("a network with dropout is never recorded")
+        pytest.skip("a network with dropout is never captured")
     seen = {}
-    for recorded in (False, True):
-        monkeypatch.setattr(f"sader.baselines.systems.{name}.SYSTEM", replace(get_system(name), recordable=recorded))
-        run = tmp_path / str(recorded)
+    for captured in (False, True):
+        monkeypatch.setattr(f"sader.baselines.systems.{name}.SYSTEM", replace(get_system(name), capturable=captured))
+        run = tmp_path / str(captured)
         more = ("train.device=cuda", "train.precision=fp32")
         run_training(name, run, data=[shards], overrides=training(name, *more), progress=False)
-        seen[recorded] = losses(run)
+        seen[captured] = losses(run)
     assert seen[True] == pytest.approx(seen[False], rel=2e-3)

@@ -29,7 +29,6 @@ from sader.method.losses import CloudAwareLoss
 from sader.training.config import resolve
 
 pytest.importorskip("rasterio")
-pytest.importorskip("pytorch_lightning")
 
 
 @pytest.fixture(scope="module")

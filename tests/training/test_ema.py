@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from sader.errors import CheckpointError
-from sader.training.ema import Ema
+from sader.training.optim import Ema
 
 
 def test_update_follows_the_warm_up() -> None:

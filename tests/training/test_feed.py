@@ -28,7 +28,7 @@ class CountingMaker:
 
 def test_a_prepared_batch_is_made_once_and_an_unprepared_one_when_it_is_taken():
     maker = CountingMaker()
-    feed = BatchFeed(maker, device=torch.device("cpu"), batch_size=2, dates=3, crop=4)
+    feed = BatchFeed(maker, 2, 3, 4, device=torch.device("cpu"))
     feed.prepare(7)
     feed.prepare(7)
     assert maker.asked == [(7, 2, 3, 4)]

@@ -15,8 +15,8 @@ from sader.method.guides import load_guide
 from sader.model.masked_autoencoder import MaskedAutoencoder, MaskedAutoencoderConfig
 from sader.training.config import TrainConfig
 from sader.training.guide import GuideMaker, GuideObjective, GuideRunConfig, build_guide, pretrain_guide, run_guide
-from sader.training.log import read_log
 from sader.training.optim import split_parameters
+from sader.training.record import read_log
 
 TRAIN = TrainConfig(steps=6, batch_size=2, crop=16, log_every=1, checkpoint_every=3, device="cpu", warmup=0.2)
 

@@ -10,6 +10,7 @@ from torch import nn
 
 from sader.models import build_model
 from sader.presets import PRESETS
+from sader.training.config import TrainConfig
 from sader.training.optim import (
     Muon,
     make_optimizers,
@@ -37,7 +38,7 @@ def test_every_parameter_is_in_exactly_one_group(preset: str) -> None:
 
 def test_optimizers_hold_every_parameter_once() -> None:
     model = build_model(PRESETS["small"]())
-    optimizers = make_optimizers(model, muon_lr=1e-3, adam_lr=3e-4)
+    optimizers = make_optimizers(model, TrainConfig())
     held = [id(p) for optimizer in optimizers for group in optimizer.param_groups for p in group["params"]]
     assert sorted(held) == sorted(id(p) for p in model.parameters())
 
@@ -126,15 +127,15 @@ def test_schedule_rises_falls_and_ends_at_one_percent() -> None:
 
 
 def test_progress_is_the_further_of_steps_and_time() -> None:
-    assert progress_of(25, 100) == 0.25
-    assert progress_of(25, 100, 90.0, None) == 0.25
-    assert progress_of(25, 100, 90.0, 100.0) == 0.9
-    assert progress_of(25, 100, 900.0, 100.0) == 1.0
-    assert math.isclose(progress_of(99, 100, 1.0, 100.0), 0.99)
+    assert progress_of(TrainConfig(steps=100), 25, 90.0) == 0.25
+    limited = TrainConfig(steps=100, max_seconds=100.0)
+    assert progress_of(limited, 25, 90.0) == 0.9
+    assert progress_of(limited, 25, 900.0) == 1.0
+    assert math.isclose(progress_of(limited, 99, 1.0), 0.99)
 
 
 def test_set_rate_scales_each_peak() -> None:
     model = nn.Sequential(nn.Linear(3, 3))
-    optimizers = make_optimizers(model, muon_lr=1e-3, adam_lr=3e-4, outer=())
+    optimizers = make_optimizers(model, TrainConfig(), outer=())
     set_rate(optimizers, 0.5)
     assert [o.param_groups[0]["lr"] for o in optimizers] == pytest.approx([5e-4, 1.5e-4])

@@ -16,7 +16,6 @@ import torch
 
 from sader.checkpoint import load_checkpoint
 from sader.errors import ConfigError, TrainingError
-from sader.training.card import parent_card
 from sader.training.config import (
     RunConfig,
     TrainConfig,
@@ -25,12 +24,10 @@ from sader.training.config import (
     resolve,
     save_run_config,
 )
-from sader.training.launch import run_training
-from sader.training.log import read_log
 from sader.training.objective import Objective
 from sader.training.optim import progress_of, rate_factor
-from sader.training.run import choose_device, fit
-from sader.training.state import load_state, save_state, state_files
+from sader.training.record import load_state, parent_card, read_log, save_state, state_files
+from sader.training.run import choose_device, fit, run_training
 
 
 def losses(run_dir: Path) -> dict[int, float]:
@@ -58,8 +55,10 @@ def test_killed_run_goes_on_with_the_same_losses(tiny: list[str], shards: Path, 
     more = ("train.steps=14", "train.checkpoint_every=3", "train.accumulate=2", "model.network.dropout=0.1")
     killed = tmp_path / "killed"
     overrides = [text.replace(" ", "") for text in (*tiny, *more)]
-    command = [sys.executable, "-m", "sader.training", "small", "--data", str(shards), "--run", str(killed), "--quiet"]
-    process = subprocess.Popen([*command, "--set", *overrides], env=os.environ | {"OMP_NUM_THREADS": "1"})
+    command = [sys.executable, "-m", "sader", "train", "small", "--data", str(shards), "--run", str(killed), "--quiet"]
+    process = subprocess.Popen(
+        [*command, *(word for text in overrides for word in ("--set", text))], env=os.environ | {"OMP_NUM_THREADS": "1"}
+    )
     deadline = time.monotonic() + 120
     while process.poll() is None and max(losses(killed), default=0) < 7 and time.monotonic() < deadline:
         time.sleep(0.005)
@@ -113,7 +112,8 @@ def test_validation_does_not_change_the_training(tiny: list[str], shards: Path, 
 
 
 def test_time_limit_ends_the_run_and_its_schedule(tiny: list[str], shards: Path, tmp_path: Path) -> None:
-    fit(config_of(tiny, shards, "train.steps=100000", "train.max_seconds=3"), tmp_path / "run", progress=False)
+    config = config_of(tiny, shards, "train.steps=100000", "train.max_seconds=3")
+    fit(config, tmp_path / "run", progress=False)
     rows = read_log(tmp_path / "run" / "metrics.csv")
     last = rows[-1][0]
     assert 1 < last < 1000
@@ -122,7 +122,7 @@ def test_time_limit_ends_the_run_and_its_schedule(tiny: list[str], shards: Path,
     assert seconds[last] >= 3
     for step, name, value in rows:
         if name == "lr_factor" and step > 1:
-            assert value == rate_factor(progress_of(step - 1, 100_000, seconds[step - 1], 3), warmup=0.2)
+            assert value == rate_factor(progress_of(config.train, step - 1, seconds[step - 1]), warmup=0.2)
 
 
 @pytest.mark.parametrize("log_every", [1, 50])
@@ -171,7 +171,7 @@ def test_a_damaged_checkpoint_gives_way_to_the_one_before(tmp_path: Path) -> Non
 def test_folders_of_other_runs_are_refused(tiny: list[str], shards: Path, tmp_path: Path) -> None:
     config, run = config_of(tiny, shards, "train.steps=2"), tmp_path / "run"
     fit(config, run, progress=False)
-    with pytest.raises(TrainingError, match=r"is there already and not empty\. Go on with --resume"):
+    with pytest.raises(TrainingError, match=r"exists and is not empty\. Go on with --resume"):
         fit(config, run, progress=False)
     other = config_of(tiny, shards, "train.steps=3", "model.network.kernel=5", "train.log_every=7")
     with pytest.raises(TrainingError, match=r"model\.network\.kernel: 3 -> 5; train\.steps: 2 -> 3\. Go on") as caught:
@@ -254,7 +254,7 @@ def test_a_grandchild_still_names_the_first_data(tmp_path: Path, monkeypatch: py
     weights = tmp_path / "tuned.safetensors"
     weights.write_bytes(b"weights")
     header = {"card": {"parent_training_data": "places", "parent_licence": "Apache-2.0"}}
-    monkeypatch.setattr("sader.training.card.read_header", lambda path: header)
+    monkeypatch.setattr("sader.training.record.read_header", lambda path: header)
     parent = parent_card(str(weights))
     assert (parent["parent_training_data"], parent["parent_licence"]) == ("places", "Apache-2.0")
 

@@ -261,8 +261,8 @@ class Baseline(nn.Module, ABC):
     to `losses`, sampling noise from `NoiseOf`. In evaluation mode nothing may change the module's state.
     """
 
-    recordable = False
-    """Whether a training step may be recorded as a CUDA graph; `registry.build_baseline` sets `System.recordable`."""
+    capturable = False
+    """Whether a training step may be captured as a CUDA graph; `models.build_baseline` sets `System.capturable`."""
 
     def __init__(self, config: BaselineConfig) -> None:
         super().__init__()
@@ -315,6 +315,11 @@ class Baseline(nn.Module, ABC):
     def losses(self, batch: SeriesBatch, generator: torch.Generator) -> Iterator[Phase]:
         """Yield the phases of one micro-batch; see `phases_of`."""
         yield from self.phases_of(self.example(batch), generator)
+
+    def main_loss(self, batch: SeriesBatch, generator: torch.Generator) -> tuple[Tensor, dict[str, Tensor]]:
+        """Return the loss of the main phase and its terms, for validation."""
+        phase = next(phase for phase in self.losses(batch, generator) if phase.name == MAIN)
+        return phase.loss, dict(phase.terms)
 
     def example(self, batch: SeriesBatch) -> Example:
         """Return the batch in the model's range, masked, and padded to the network's multiple."""
@@ -403,9 +408,9 @@ class System:
     """Where it was published."""
     note: str = ""
     """What a reader of the figures should know, such as why a count differs from the printed one."""
-    recordable: bool = False
-    """Whether a training step may be recorded as a CUDA graph: its work depends on shapes alone, never on values, and
-    the test marked `gpu` has seen a recorded step equal an eager one. Networks with dropout are never recorded."""
+    capturable: bool = False
+    """Whether a training step may be captured as a CUDA graph: its work depends on shapes alone, never on values, and
+    the test marked `gpu` found captured and eager steps equal. Networks with dropout are never captured."""
     train: Mapping[str, Any] = field(default_factory=dict)
     """Changes to `training.config.TrainConfig`: the published optimiser settings."""
 

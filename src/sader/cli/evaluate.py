@@ -262,10 +262,6 @@ def reproduce(
         for text in run.dry_run(request):
             print(text)
         return
-    if not report_only:
-        from sader.errors import require
-
-        require("pytorch_lightning", extra="train", purpose="training")
     outcome = run.run_reproduce(request, lambda text: typer.echo(text, err=True))
     for text in outcome.texts:
         print(text)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from types import ModuleType
 from typing import Annotated
 
 import typer
@@ -29,11 +28,18 @@ def train(
     quiet: Quiet = False,
 ) -> None:
     """Train a network on packed shards, fine-tune shipped weights, or go on with an interrupted run."""
-    launch = _training("sader.training.launch")
-    path = launch.run_training(
-        preset, run, data=data or (), validation=validation or (), overrides=set_ or (), resume=resume, init=init,
+    from sader.training.run import run_training
+
+    path = run_training(
+        preset,
+        run,
+        data=data or (),
+        validation=validation or (),
+        overrides=set_ or (),
+        resume=resume,
+        init=init,
         progress=not quiet,
-    )  # fmt: skip
+    )
     typer.echo(f"wrote {path}")
 
 
@@ -48,16 +54,7 @@ def pretrain_guide(
     quiet: Quiet = False,
 ) -> None:
     """Pretrain the guide of the resampling (a masked autoencoder) on packed shards."""
-    guide = _training("sader.training.guide")
-    path = guide.run_guide(
-        data or (), run, kind=kind, bands=bands, overrides=set_ or (), resume=resume, progress=not quiet
-    )
+    from sader.training.guide import run_guide
+
+    path = run_guide(data or (), run, kind=kind, bands=bands, overrides=set_ or (), resume=resume, progress=not quiet)
     typer.echo(f"wrote {path}")
-
-
-def _training(module: str) -> ModuleType:
-    """Return the module once Lightning is known to be there."""
-    from sader.errors import require
-
-    require("pytorch_lightning", extra="train", purpose="training")
-    return require(module, extra="train", purpose="training")

@@ -7,6 +7,7 @@ and renamed, so that a partly written one never has the final name. Readers of G
 
 from __future__ import annotations
 
+import hashlib
 import json
 import lzma
 import re
@@ -30,6 +31,7 @@ HELD_OUT_ROIS = ("ROIs1868_summer_101", "ROIs1970_fall_85", "ROIs1158_spring_39"
 """SEN12MS-CR regions kept for validation."""
 _HEADER = struct.Struct("<8sHII")
 _RECORD = struct.Struct("<IIII")
+_SAMPLED = 1 << 16
 
 
 @dataclass(frozen=True)
@@ -212,6 +214,18 @@ def shard_files(where: str | Path | Iterable[str | Path]) -> list[Path]:
             )
         found += inside
     return found
+
+
+def fingerprint(where: str | Path | Iterable[str | Path]) -> str:
+    """Return a checksum of shards: names, sizes and the first and last 64 KiB of each, which hold record checksums."""
+    digest = hashlib.sha256()
+    for path in shard_files(where):
+        with open(path, "rb") as file:
+            size = path.stat().st_size
+            digest.update(f"{path.name} {size} ".encode() + file.read(_SAMPLED))
+            file.seek(max(0, size - _SAMPLED))
+            digest.update(file.read(_SAMPLED))
+    return digest.hexdigest()
 
 
 def read_shards(where: str | Path | Iterable[str | Path]) -> Iterator[SeriesRecord]:

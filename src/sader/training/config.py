@@ -1,4 +1,4 @@
-"""What a training run is: model, data, objective and how it is trained; YAML in, YAML out (HOUSE 5)."""
+"""Configuration of a training run: model, data, objective and training settings, read from and written to YAML."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ from sader.presets import ModelConfig
 from sader.training.objective import ObjectiveConfig
 
 AnyModelConfig = ModelConfig | BaselineModelConfig
+Schedule = Literal["cosine", "linear", "constant"]
 
 
 @dataclass(frozen=True)
@@ -25,17 +26,17 @@ class TrainConfig:
     """How a network is trained. A step is one optimiser step on batch_size * accumulate series."""
 
     seed: int = 0
-    """Of the first weights, the batches and the noise; everything random follows from (seed, step)."""
+    """Seed of the first weights, the batches and the noise; all random numbers follow from (seed, step)."""
     steps: int = 50_000
     """Optimiser steps of the whole run."""
     max_seconds: float | None = None
-    """End by then as well, with the schedule at its end; resumed runs go on counting. None: no limit."""
+    """Limit in seconds, at which the schedule ends as well; resumed runs continue the count. None: no limit."""
     batch_size: int = 16
     """Series per micro-batch."""
     accumulate: int = 1
-    """Micro-batches per step, shared by all processes: a run gives the same result on 1 and on 2 of them."""
+    """Micro-batches per step, divided among the processes: 1 process and 2 processes give the same result."""
     dates: int = 4
-    """Date slots T of a batch; the batch maker leaves some empty."""
+    """Dates T of a batch; some series have fewer and leave slots empty."""
     crop: int = 128
     """Pixels along a side of a crop."""
     optimizer: Literal["muon", "adam", "adamw"] = "muon"
@@ -45,37 +46,37 @@ class TrainConfig:
     adam_lr: float = 3e-4
     """Peak rate of all other parameters."""
     betas: tuple[float, float] = (0.9, 0.95)
-    """Decays of Adam's running means; (0.5, 0.999) is the pix2pix family's."""
+    """Decays of Adam's running means; pix2pix and its descendants use (0.5, 0.999)."""
     weight_decay: float = 0.0
-    """Per unit of learning rate; with Muon of hidden matrices alone."""
-    schedule: Literal["cosine", "linear", "constant"] = "cosine"
+    """Weight decay per unit of learning rate; with Muon for hidden matrices only."""
+    schedule: Schedule = "cosine"
     """After the warm-up: cosine to 1 %, constant for half of the run and then linear to 0, or constant."""
     warmup: float = 0.02
     """Share of the run in which the rate rises linearly; 0.01 is the paper's 500 of 50,000 steps."""
     clip: float = 1.0
     """Largest norm of the whole gradient; 0 = no clipping (paper)."""
     ema_decay: float = 0.999
-    """Of the averaged weights that are evaluated and shipped; the paper's .9999 suits runs beyond 30,000 steps."""
+    """Decay of the averaged weights, which are exported; the paper's .9999 suits runs above 30,000 steps."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
-    """"auto" takes a GPU where there is one."""
+    """"auto" uses a GPU if there is one."""
     devices: int = 1
     """Processes of a distributed run; must divide `accumulate`."""
     precision: Literal["auto", "bf16", "fp32"] = "auto"
     """"auto": bf16 autocast on a GPU, fp32 on a CPU."""
     compile: bool = False
-    """torch.compile: about 1.4 times faster after three minutes of compiling (LESSONS 9)."""
-    record: bool = True
-    """On one GPU, record the step as a CUDA graph and replay it (`graph.py`): small networks are bound by launching."""
+    """torch.compile: about 1.4 times faster after three minutes of compiling."""
+    cuda_graph: bool = True
+    """On one GPU, capture the step as a CUDA graph and replay it (`graph.py`): launching limits small networks."""
     init: str | None = None
     """Weights to start from: a shipped name or a file. None: random."""
     init_anew: bool = False
-    """Start from weights of another network: whatever has the same name and shape is taken, the rest is random."""
+    """Start from weights of another network: tensors of equal name and shape are copied, the rest is random."""
     half: bool = True
     """Export model.safetensors in float16."""
     checkpoint_every: int = 1000
     """Steps between checkpoints; the last two are kept."""
     log_every: int = 50
-    """Steps between lines of the log; the device is waited for only then."""
+    """Steps between lines of the log; the host waits for the device only then."""
     validate_every: int = 1000
     """Steps between validations and image panels; 0 = never."""
     validate_batches: int = 4
@@ -98,15 +99,19 @@ class TrainConfig:
         if self.max_seconds is not None and self.max_seconds <= 0:
             raise ConfigError(f"train.max_seconds is {self.max_seconds}; expected more than 0, or null for no limit.")
 
+    def uses_bf16(self, device: str) -> bool:
+        """Return whether the network runs in bf16 autocast on "cpu" or "cuda"."""
+        return self.precision == "bf16" or (self.precision == "auto" and device == "cuda")
+
 
 @dataclass(frozen=True)
 class DataConfig:
-    """Where the series come from and how batches are mixed."""
+    """Sources of the series and settings of the batches."""
 
     shards: tuple[str, ...] = ()
     """Shard files or folders of them (sader data pack)."""
     validation: tuple[str, ...] = ()
-    """Shards of other places, scored every train.validate_every steps; empty: panels show training places."""
+    """Shards of other places, scored every train.validate_every steps; if empty, panels show training places."""
     maker: MakerSettings = field(default_factory=MakerSettings)
     """Tasks, sources and clouds of the batches."""
 
@@ -125,10 +130,10 @@ FREE_KEYS = frozenset(
     f"train.{key}"
     for key in (
         *("checkpoint_every", "log_every", "validate_every", "validate_batches", "panels"),
-        *("devices", "half", "record"),
+        *("devices", "half", "cuda_graph"),
     )
 )
-"""What may change when a run goes on: none of it changes the weights."""
+"""Keys that may differ when a run is resumed: none of them changes the weights."""
 
 
 def resolve(base: str | Path | AnyModelConfig, overrides: Iterable[str] = ()) -> RunConfig:
@@ -151,7 +156,7 @@ def resolve(base: str | Path | AnyModelConfig, overrides: Iterable[str] = ()) ->
 
 
 def recipe(model: AnyModelConfig) -> TrainConfig:
-    """Return how a model is trained unless told otherwise: a baseline brings its published settings."""
+    """Return the default training settings of a model; a baseline has its published ones."""
     return TrainConfig(**get_system(model.system).train) if isinstance(model, BaselineModelConfig) else TrainConfig()
 
 
@@ -195,7 +200,7 @@ def read_yaml(path: Path) -> dict[str, Any]:
 
 
 def _joined(first: dict[str, Any], second: dict[str, Any]) -> dict[str, Any]:
-    """Return a copy of `first` with `second` laid over it, mapping by mapping."""
+    """Return a copy of `first` updated with `second`, mapping by mapping."""
     result = {key: _joined({}, value) if isinstance(value, dict) else value for key, value in first.items()}
     for key, value in second.items():
         if isinstance(value, dict):
@@ -207,7 +212,7 @@ def _joined(first: dict[str, Any], second: dict[str, Any]) -> dict[str, Any]:
 
 
 def _plain(value: Any) -> Any:
-    """Return the value with lists for tuples, as YAML gives them back."""
+    """Return the value with lists for tuples, as YAML reads them."""
     if isinstance(value, dict):
         return {key: _plain(item) for key, item in value.items()}
     return [_plain(item) for item in value] if isinstance(value, list | tuple) else value

@@ -1,4 +1,4 @@
-"""Batches made on the device one step ahead of their use, so that the network never waits for data."""
+"""Batches composed on the device one step ahead of their use, so that the network does not wait for data."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import fields
-from time import perf_counter
 from typing import Protocol
 
 import torch
@@ -18,33 +17,30 @@ _AHEAD = 2
 
 
 class Maker(Protocol):
-    """Whatever makes batch number `step`: `data.bank.SeriesMaker`, or a stand-in in tests."""
+    """Source of batches by number: `data.bank.SeriesMaker`, `guide.GuideMaker`."""
 
     def batch(self, step: int, batch_size: int, dates: int, crop: int) -> SeriesBatch: ...
 
 
 class BatchFeed:
-    """Gives batch number n and, when told, starts making another in a stream of its own.
+    """Returns batch number n and can start composing another one in a CUDA stream of its own.
 
-    Making a batch copies small arrays from the host, and such a copy waits for its stream: in the stream that trains,
-    that would be the whole step before it. Nothing here is random, so the order of making changes no batch.
+    Composing a batch copies small arrays from the host, and such a copy waits for its stream: in the training stream it
+    would wait for the whole step before it. Batches depend on their number alone, so their order changes nothing.
     """
 
-    def __init__(self, maker: Maker, *, device: torch.device, batch_size: int, dates: int, crop: int) -> None:
+    def __init__(self, maker: Maker, batch_size: int, dates: int, crop: int, *, device: torch.device) -> None:
         self.maker, self.device = maker, device
         self.shape = (batch_size, dates, crop)
-        self.wait_seconds = 0.0
-        """Host time spent in `take`; with `prepare` called in time, that is next to nothing."""
         self._ready: dict[int, SeriesBatch] = {}
-        # First in line: a batch is a chain of two thousand small kernels, and behind the long ones of a step each would
-        # wait for its turn.
+        # High priority: a batch is a chain of two thousand small kernels; each would wait for a long one of the step.
         self._stream = torch.cuda.Stream(device, priority=-1) if device.type == "cuda" else None
-        if self._stream is not None:  # the series were loaded by the stream that trains
+        if self._stream is not None:  # the training stream loaded the series
             self._stream.wait_stream(torch.cuda.current_stream(device))
         self._steps: deque[torch.cuda.Event] = deque()
 
     def prepare(self, number: int) -> None:
-        """Start making batch `number`."""
+        """Start composing batch `number`."""
         if number in self._ready:
             return
         if self._stream is None:
@@ -54,8 +50,7 @@ class BatchFeed:
             self._ready[number] = self.maker.batch(number, *self.shape)
 
     def take(self, number: int) -> SeriesBatch:
-        """Return batch number `number`, made now unless it was prepared; the current stream may use it at once."""
-        start = perf_counter()
+        """Return batch `number`, composed now unless it was prepared; the current stream may use it immediately."""
         self.prepare(number)
         batch = self._ready.pop(number)
         if self._stream is not None:
@@ -65,11 +60,10 @@ class BatchFeed:
                 value = getattr(batch, field.name)
                 if value is not None:
                     value.record_stream(current)
-        self.wait_seconds += perf_counter() - start
         return batch
 
     def step_done(self) -> None:
-        """Mark the end of a step; waits only where the host is more than two steps ahead."""
+        """Mark the end of a step; waits only if the host is more than two steps ahead of the device."""
         if self._stream is None:
             return
         event = torch.cuda.Event()
@@ -81,11 +75,10 @@ class BatchFeed:
 
 @contextmanager
 def no_search() -> Iterator[None]:
-    """Without cuDNN's search for the fastest convolution of a shape.
+    """Switch off cuDNN's search for the fastest convolution within the context.
 
-    Each batch has other shapes (as many clouds, as soft as they happen to be), and a search waits until the device has
-    finished all else: on an H200 a gap of 70 ms at every second of the first steps. It also chooses by the clock, and
-    another choice rounds differently.
+    Batches differ in shape (number and softness of clouds). Each search waits until the device is idle: on an H200 a
+    gap of 70 ms every second during the first steps. It also chooses by timing, and another choice rounds differently.
     """
     searching = torch.backends.cudnn.benchmark
     torch.backends.cudnn.benchmark = False

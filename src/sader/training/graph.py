@@ -1,8 +1,8 @@
 """One training step as a CUDA graph: thousands of small kernels launched as one.
 
-The networks here are small and their steps are bound by launching, not by arithmetic (what was seen on an H200 is in
-benchmarks/RESULTS.md). Shapes are fixed during a run, so nothing is lost. What varies goes in through memory: the
-batch, the seed of the noise, the learning rates.
+Launching, not arithmetic, limits the steps of small networks (measurements: benchmarks/RESULTS.md). Shapes are fixed
+during a run. Values that change from step to step are read from memory: the batch, the seed of the noise, the learning
+rates.
 """
 
 from __future__ import annotations
@@ -16,17 +16,17 @@ from torch import Tensor
 from sader.data.batch import SeriesBatch
 
 _WARM_UP = 3
-"""Eager steps before recording: they choose algorithms and make the optimisers' state."""
+"""Eager steps before the capture: they choose algorithms and create the state of the optimisers."""
 
 StepBody = Callable[[SeriesBatch, torch.Generator], dict[str, Tensor]]
-"""Gradients from nothing, clip, optimiser steps; returns the terms to log. Must not wait for the device."""
+"""Gradients, clip, optimiser steps; returns the terms to log. Must not wait for the device."""
 
 
-class GraphedStep:
-    """Records `body` once and replays it for every batch.
+class CapturedStep:
+    """Captures `body` once and replays it for every batch.
 
-    parameters, optimizers: what `body` changes; their values before recording are kept. Optimisers must read their
-    learning rate from memory (`optim.make_optimizers(..., recorded=True)`).
+    parameters, optimizers: what `body` changes; their values before the capture are kept. Optimisers must read their
+    learning rate from memory (`optim.make_optimizers(..., captured=True)`).
     """
 
     def __init__(
@@ -47,31 +47,31 @@ class GraphedStep:
         side.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(side):
             for _ in range(_WARM_UP):
-                _forget_gradients(parameters)
+                _drop_gradients(parameters)
                 body(self.batch, self.generator)
         torch.cuda.current_stream().wait_stream(side)
-        _forget_gradients(parameters)
+        _drop_gradients(parameters)
 
         self.graph = torch.cuda.CUDAGraph()
         self.graph.register_generator_state(self.generator)
         with torch.cuda.graph(self.graph):
             self.terms = body(self.batch, self.generator)
-        # The warm-up moved everything: put it back, in place, because the graph knows the addresses.
+        # The warm-up changed all values: restore them in place, because the graph holds their addresses.
         with torch.no_grad():
             torch._foreach_copy_(list(parameters), before)
             kept = {id(tensor): value for tensor, value in zip(states_before, saved, strict=True)}
             for tensor in _state_tensors(optimizers):
                 if id(tensor) in kept:
                     tensor.copy_(kept[id(tensor)])
-                else:  # made by the warm-up: as new
+                else:  # created by the warm-up
                     tensor.zero_()
 
     def __call__(self, batch: SeriesBatch, seed: int) -> dict[str, Tensor]:
         """Do one step on `batch` with noise from `seed`; return its terms."""
         for field in fields(batch):
-            value, place = getattr(batch, field.name), getattr(self.batch, field.name)
-            if place is not None:
-                place.copy_(value, non_blocking=True)
+            value, buffer = getattr(batch, field.name), getattr(self.batch, field.name)
+            if buffer is not None:
+                buffer.copy_(value, non_blocking=True)
         self.generator.manual_seed(seed)
         self.graph.replay()
         return {name: value.clone() for name, value in self.terms.items()}
@@ -83,7 +83,7 @@ def _copy(batch: SeriesBatch) -> SeriesBatch:
     return replace(batch, **{name: value.clone() for name, value in tensors.items() if value is not None})
 
 
-def _forget_gradients(parameters: Sequence[Tensor]) -> None:
+def _drop_gradients(parameters: Sequence[Tensor]) -> None:
     for parameter in parameters:
         parameter.grad = None
 

@@ -1,17 +1,19 @@
-"""`pretrain_guide`: teach a guide of the resampler to fill holes in clear images (paper, MAE-guided prior; METHOD 5).
+"""`pretrain_guide`: train a guide of the resampler to fill holes in clear images (paper, MAE-guided prior).
 
-The same steps, checkpoints and logs as `run.fit`; only the objective, the holes and the export differ.
+Steps, checkpoints and logs are those of `run.fit`; the objective, the batches and the export differ.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
 import torch
+from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
 from sader.bands import BANDS_RGBN
@@ -28,21 +30,13 @@ from sader.method.guides import (
     random_block_mask,
     save_guide,
 )
-from sader.training.card import count_sources, make_card
 from sader.training.config import TrainConfig, read_yaml
-from sader.training.feed import Maker
-from sader.training.module import TrainingModule
-from sader.training.run import (
-    CONFIG_FILE,
-    check_shards,
-    choose_device,
-    is_main_process,
-    prepare_folder,
-    run_module,
-    uses_bf16,
-)
-from sader.training.state import save_state
+from sader.training.processes import Process
+from sader.training.record import count_sources, make_card
+from sader.training.run import CONFIG_FILE, run_job
+from sader.training.trainer import Trainer
 
+GuideNetwork = MaskedAutoencoder | ConvGuide
 GUIDE_FILE = "guide.safetensors"
 OUTER_LAYERS = ("embed.", "head.", "table", "mask_token", "convs.0.")
 """First and last layers of both guides, and the positions."""
@@ -59,25 +53,25 @@ class GuideRunConfig:
     shards: tuple[str, ...] = ()
     """Shard files or folders of them."""
     block: int = 8
-    """Edge of the square holes in pixels (METHOD 5: 8)."""
+    """Edge of the square holes in pixels."""
     rates: tuple[float, ...] = (0.25, 0.5, 0.75)
-    """Hidden shares of an image, in turn from batch to batch (METHOD 5: 0.5 only)."""
+    """Hidden shares of an image, in turn from batch to batch; the public code uses 0.5 only."""
     train: TrainConfig = field(default_factory=lambda: TrainConfig(batch_size=64, steps=20_000))
-    """Steps, rates and so on; `dates`, `validate_every` and `panels` are not used."""
+    """Training settings; `dates`, `validate_every` and `panels` are not used."""
 
 
 class GuideObjective:
-    """The loss of a filling network on the clear images of a batch; `hidden` marks the holes."""
+    """The loss of a network that fills holes in the clear images of a batch; `hidden` marks the holes."""
 
     def __call__(
         self, network: nn.Module, batch: SeriesBatch, generator: torch.Generator
     ) -> tuple[Tensor, dict[str, Tensor]]:
-        """Return (loss, terms). Pixels that are not truly clear are holes as well, without a loss."""
+        """Return (loss, terms). Pixels that are not known to be clear are holes as well, without a loss."""
         holes = batch.hidden[:, None]
         prediction = network(batch.clear, holes | ~batch.scored[:, None]).float()
         bands = batch.band_present[:, :, None, None].to(prediction.dtype)
         prediction = prediction * bands
-        # Beside a hole an unknown pixel may lie; there the prediction stands in for the truth, and nothing is learned.
+        # At an unknown pixel beside a hole the prediction replaces the target, so that it has no gradient.
         target = torch.where(batch.scored[:, None], batch.clear, prediction.detach())
         loss = masked_autoencoder_loss(prediction, target, holes)
         error = ((prediction - target).abs() * holes).detach().sum() / (holes * bands).sum().clamp(min=1)
@@ -100,13 +94,59 @@ class GuideMaker:
         return dataclasses.replace(series, hidden=holes[:, 0] & series.scored)
 
 
-def build_guide(config: GuideRunConfig) -> MaskedAutoencoder | ConvGuide:
-    """Return the untrained guide that the config asks for."""
+def build_guide(config: GuideRunConfig) -> GuideNetwork:
+    """Return the untrained guide of the config."""
     bands = len(config.bands)
     if config.kind == "conv":
         return ConvGuide(ConvGuideConfig(bands=bands))
     shape = MaskedAutoencoderConfig.paper if config.kind == "mae-paper" else MaskedAutoencoderConfig.small
     return MaskedAutoencoder(shape(bands))
+
+
+class GuideJob:
+    """Pretraining of a guide; see `run.Job`."""
+
+    file = GUIDE_FILE
+
+    def __init__(self, config: GuideRunConfig, build: Callable[[GuideRunConfig], GuideNetwork]) -> None:
+        self.config, self.build = config, build
+        self.sources: dict[str, int] = {}
+
+    @property
+    def shards(self) -> tuple[str, ...]:
+        """Shards to train on."""
+        return self.config.shards
+
+    def make_trainer(self, process: Process) -> Trainer[GuideNetwork]:
+        """Return the trainer at step 0."""
+        config = self.config
+        torch.manual_seed(config.train.seed)
+        network = self.build(config).train()
+        if config.train.compile:
+            network.compile()
+        bank = SeriesBank.load(config.shards, bands=config.bands, device=process.device)
+        self.sources = count_sources(bank)
+        settings = MakerSettings(tasks=(0.0, 0.0, 1.0), wanted_clear=0.7)
+        maker = GuideMaker(SeriesMaker(bank, settings, config.train.seed), block=config.block, rates=config.rates)
+        return Trainer(network, GuideObjective(), config.train, maker, process, outer=OUTER_LAYERS)
+
+    def validate(self, trainer: Trainer[GuideNetwork], run_dir: Path) -> dict[str, float]:
+        """Return nothing: a guide is not validated during training."""
+        return {}
+
+    def export(self, trainer: Trainer[GuideNetwork], path: Path) -> None:
+        """Write the averaged weights with their card."""
+        card = make_card(trainer, self.sources) | {"bands": list(self.config.bands), "kind": self.config.kind}
+        with trainer.ema.applied():
+            save_guide(path, trainer.model, half=self.config.train.half, card=card)
+
+    def exported_steps(self, path: Path) -> int | None:
+        """Return the steps in the card of the guide at `path`; None if there is none."""
+        try:
+            with safe_open(path, framework="pt") as file:
+                return json.loads(file.metadata()["card"]).get("steps")
+        except (OSError, SafetensorError, KeyError, ValueError):
+            return None
 
 
 def pretrain_guide(
@@ -115,47 +155,13 @@ def pretrain_guide(
     *,
     resume: bool = False,
     progress: bool = True,
-    build: Callable[[GuideRunConfig], MaskedAutoencoder | ConvGuide] = build_guide,
+    build: Callable[[GuideRunConfig], GuideNetwork] = build_guide,
 ) -> Path:
     """Train a guide and return the path of its weights, run_dir/guide.safetensors."""
-    run_dir = Path(run_dir)
     # One date is enough: the target is the image.
-    config = dataclasses.replace(config, train=dataclasses.replace(config.train, dates=1))
-    device = choose_device(config.train)
-    check_shards(config.shards)
-    if is_main_process():
-        prepare_folder(config, run_dir, resume=resume, load=load_guide_config)
-    sources: dict[str, int] = {}
-
-    def make_maker(where: torch.device) -> Maker:
-        bank = SeriesBank.load(config.shards, bands=config.bands, device=where)
-        sources.update(count_sources(bank))
-        settings = MakerSettings(tasks=(0.0, 0.0, 1.0), wanted_clear=0.7)
-        return GuideMaker(SeriesMaker(bank, settings, config.train.seed), block=config.block, rates=config.rates)
-
-    def after_step(module: TrainingModule, step: int, over: bool) -> None:
-        if is_main_process() and (step % config.train.checkpoint_every == 0 or over):
-            module.write_log()
-            save_state(run_dir, module.state())
-            with module.ema.applied():
-                card = make_card(module, sources) | {"bands": list(config.bands), "kind": config.kind}
-                save_guide(run_dir / GUIDE_FILE, module.denoiser, half=config.train.half, card=card)  # type: ignore[arg-type]
-
-    torch.manual_seed(config.train.seed)
-    network = build(config).train()
-    if config.train.compile:
-        network.compile()
-    module = TrainingModule(
-        network,
-        GuideObjective(),
-        config.train,
-        make_maker=make_maker,
-        bf16=uses_bf16(config.train, device),
-        outer=OUTER_LAYERS,
-        after_step=after_step,
-    )
-    run_module(module, run_dir, device=device, resume=resume, progress=progress)
-    return run_dir / GUIDE_FILE
+    train = dataclasses.replace(config.train, dates=1, validate_every=0)
+    job = GuideJob(dataclasses.replace(config, train=train), build)
+    return run_job(job, Path(run_dir), load=load_guide_config, resume=resume, progress=progress)
 
 
 def load_guide_config(path: Path) -> GuideRunConfig:
@@ -173,7 +179,7 @@ def run_guide(
     resume: bool = False,
     progress: bool = True,
 ) -> Path:
-    """Resolve the config of a guide from what is typed and train it."""
+    """Resolve the config of a guide from the words of the command line and train it."""
     saved = Path(run_dir) / CONFIG_FILE
     config = load_guide_config(saved) if resume and saved.is_file() else GuideRunConfig()
     given = {

@@ -12,7 +12,6 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from sader.bands import rgb_indices
-from sader.baselines.baseline import MAIN, Baseline
 from sader.data.batch import SeriesBatch
 from sader.method.diffusion import Denoiser
 from sader.method.losses import CloudAwareLoss, CloudAwareLossConfig
@@ -69,19 +68,6 @@ def spatial_error(prediction: Tensor, target: Tensor, weight: Tensor, *, gradien
             pair = torch.minimum(weight.narrow(dim, 0, size), weight.narrow(dim, 1, size))
             loss = loss + gradient * (pair * (second - first).abs()).sum(dim=(1, 2, 3)) / total
     return loss
-
-
-class BaselineObjective:
-    """The loss of a baseline's main network, as validation asks for it; training takes the phases one by one."""
-
-    def __call__(
-        self, baseline: Baseline, batch: SeriesBatch, generator: torch.Generator
-    ) -> tuple[Tensor, dict[str, Tensor]]:
-        """Return (loss, terms) of the phase called "generator"."""
-        for phase in baseline.losses(batch, generator):
-            if phase.name == MAIN:
-                return phase.loss, dict(phase.terms)
-        raise AssertionError(f"{type(baseline).__name__} has no phase {MAIN}")
 
 
 class Objective:

@@ -1,18 +1,22 @@
-"""Muon for hidden matrices, AdamW for the rest, and the schedule that moves both (METHOD 7).
+"""Optimisers (Muon for hidden matrices, AdamW for the rest), the schedule of their rates, and averaged weights.
 
-As METHOD recommends, every weight is flattened to (out, everything else) and scaled from that shape. Single-process by
-design: gradients are averaged over processes before a step, so every process computes the same update.
+Muon flattens every weight to (out, everything else) and scales its update from that shape. Gradients are added up over
+processes before a step, so every process computes the same update.
 """
 
 from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, Literal, NamedTuple
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
+
+from sader.errors import CheckpointError
+from sader.training.config import Schedule, TrainConfig
 
 NEWTON_SCHULZ = (3.4445, -4.7750, 2.0315)
 """Coefficients of the quintic a x + b x^3 + c x^5 that drives singular values towards 1 from near 0."""
@@ -23,8 +27,7 @@ OUTER_LAYERS = (
 )  # fmt: skip
 """First and last layers and embeddings of `MTCDN`: their rows are bands or features, not a hidden space."""
 FINAL_FACTOR = 0.01
-"""Where the cosine ends, in peak learning rates."""
-Schedule = Literal["cosine", "linear", "constant"]
+"""Share of the peak learning rate at the end of the cosine."""
 
 
 class ParameterGroups(NamedTuple):
@@ -66,7 +69,7 @@ def orthogonalised(matrices: Tensor, *, steps: int = 5) -> Tensor:
 
 
 class Muon(torch.optim.Optimizer):
-    """Momentum, Nesterov blend, orthogonalised update (METHOD 7). Equal shapes are stacked into one batch.
+    """Momentum, Nesterov blend, orthogonalised update. Matrices of equal shape are stacked into one batch.
 
     lr: 1e-3 (Sen2_MTC_New), 1e-4 (SEN12MS-CR-TS), a number or a tensor of one; momentum: of the running mean, 0.95;
     weight_decay: per unit of lr.
@@ -103,7 +106,7 @@ class Muon(torch.optim.Optimizer):
             rate = group["lr"]
             if group["weight_decay"]:
                 torch._foreach_mul_(moved, 1 - rate * group["weight_decay"])
-            if isinstance(rate, Tensor):  # a recorded step reads the rate from memory
+            if isinstance(rate, Tensor):  # a captured step reads the rate from memory
                 torch._foreach_sub_(moved, torch._foreach_mul(updates, rate))
             else:
                 torch._foreach_add_(moved, updates, alpha=-rate)
@@ -124,84 +127,56 @@ def _orthogonal_updates(blended: Sequence[Tensor], *, steps: int) -> list[Tensor
 
 
 def make_optimizers(
-    module: nn.Module,
-    *,
-    muon_lr: float,
-    adam_lr: float,
-    betas: tuple[float, float] = (0.9, 0.95),
-    weight_decay: float = 0.0,
-    outer: Sequence[str] = OUTER_LAYERS,
-    recorded: bool = False,
+    module: nn.Module, config: TrainConfig, *, outer: Sequence[str] = OUTER_LAYERS, captured: bool = False
 ) -> list[torch.optim.Optimizer]:
-    """Return [Muon, AdamW] over the parameters of `module`; one that would be empty is left out.
+    """Return the optimisers of `module`: Muon and AdamW, or one Adam; one without parameters is left out.
 
-    recorded: keep learning rates and step counts in device memory, for `graph.GraphedStep`.
-
-    Each group keeps its peak rate under "peak_lr"; `set_rate` moves "lr" along the schedule.
+    captured: keep learning rates and step counts in device memory, for `graph.CapturedStep`.
     """
-    named = dict(module.named_parameters())
+    named = {name: p for name, p in module.named_parameters() if p.requires_grad}
+    if config.optimizer != "muon":
+        return [make_adam(list(named.values()), config, captured=captured)]
     groups = split_parameters(module, outer=outer)
     matrices, others = ([named[name] for name in names] for names in groups)
-    made: list[torch.optim.Optimizer] = []
+    optimizers: list[torch.optim.Optimizer] = []
     if matrices:
-        made.append(Muon(matrices, muon_lr, weight_decay=weight_decay))
+        optimizers.append(_with_peak(Muon(matrices, config.muon_lr, weight_decay=config.weight_decay), captured))
     if others:
-        made.append(make_adam(others, adam_lr, betas=betas, recorded=recorded))
-    return _scheduled(made, recorded=recorded)
+        optimizers.append(make_adam(others, config, captured=captured))
+    return optimizers
 
 
-def make_phase_optimizers(
-    groups: Mapping[str, Sequence[nn.Parameter]],
-    *,
-    lr: float,
-    betas: tuple[float, float],
-    weight_decay: float = 0.0,
-    decoupled: bool = False,
-    recorded: bool = False,
-) -> dict[str, list[torch.optim.Optimizer]]:
-    """Return one Adam (AdamW where `decoupled`) for the parameters of each phase of a baseline's training."""
-    return {
-        phase: _scheduled(
-            [make_adam(parameters, lr, betas=betas, weight_decay=weight_decay, decoupled=decoupled, recorded=recorded)],
-            recorded=recorded,
-        )
-        for phase, parameters in groups.items()
-    }
-
-
-def make_adam(
-    parameters: Sequence[Tensor],
-    lr: float,
-    *,
-    betas: tuple[float, float],
-    weight_decay: float = 0.0,
-    decoupled: bool = True,
-    recorded: bool = False,
-) -> torch.optim.Optimizer:
-    """Return AdamW, or Adam where the decay is part of the gradient (decoupled=False)."""
-    kind = torch.optim.AdamW if decoupled else torch.optim.Adam
-    # The fused kernel moves all the small parameters in one launch.
-    fused = all(p.is_cuda for p in parameters)
-    return kind(
-        parameters, lr, betas=betas, eps=1e-8, weight_decay=weight_decay, fused=fused or None, capturable=recorded
+def make_adam(parameters: Sequence[Tensor], config: TrainConfig, *, captured: bool = False) -> torch.optim.Optimizer:
+    """Return Adam, or AdamW where config.optimizer is not "adam". Beside Muon it has no weight decay."""
+    kind = torch.optim.Adam if config.optimizer == "adam" else torch.optim.AdamW
+    return _with_peak(
+        kind(
+            parameters,
+            config.adam_lr,
+            betas=config.betas,
+            weight_decay=0.0 if config.optimizer == "muon" else config.weight_decay,
+            # The fused kernel moves all the small parameters in one launch.
+            fused=all(p.is_cuda for p in parameters) or None,
+            capturable=captured,
+        ),
+        captured,
     )
 
 
-def _scheduled(made: list[torch.optim.Optimizer], *, recorded: bool) -> list[torch.optim.Optimizer]:
-    """Return the optimisers with their peak rates noted, ready for `set_rate`."""
-    for optimizer in made:
-        for group in optimizer.param_groups:
-            group["peak_lr"] = group["lr"]
-            if recorded:
-                group["lr"] = torch.tensor(group["lr"], device=group["params"][0].device)
-    return made
+def _with_peak(optimizer: torch.optim.Optimizer, captured: bool) -> torch.optim.Optimizer:
+    """Return the optimiser with its peak rates under "peak_lr"; `set_rate` moves "lr" along the schedule."""
+    for group in optimizer.param_groups:
+        group["peak_lr"] = group["lr"]
+        if captured:
+            group["lr"] = torch.tensor(group["lr"], device=group["params"][0].device)
+    return optimizer
 
 
 def rate_factor(progress: float, *, warmup: float = 0.02, schedule: Schedule = "cosine") -> float:
     """Return the learning rate in peaks at `progress` in [0, 1]: linear over the share `warmup`, then the schedule.
 
-    cosine: to 1 %; linear: constant for the first half of the run, then to 0; constant. A pure function, so a resumed
-    run continues the same curve. Beyond 1 it stays where it ended.
+    cosine: to 1 %; linear: constant for the first half of the run, then to 0; constant. The function has no state, so
+    a resumed run continues the same curve. Beyond 1 the last value holds.
     """
     if progress < warmup:
         return progress / warmup
@@ -213,15 +188,13 @@ def rate_factor(progress: float, *, warmup: float = 0.02, schedule: Schedule = "
     return FINAL_FACTOR + (1 - FINAL_FACTOR) * 0.5 * (1 + math.cos(math.pi * share))
 
 
-def progress_of(step: int, steps: int, elapsed: float = 0.0, max_seconds: float | None = None) -> float:
-    """Return how far the run is, in [0, 1]: by steps or by time, whichever is further.
+def progress_of(config: TrainConfig, step: int, elapsed: float) -> float:
+    """Return the finished share of a run, in [0, 1]: by steps or by seconds, whichever is larger.
 
-    A run limited in time then ends its cosine on time; without the limit this is a function of the step alone.
+    The schedule of a run limited in time thus ends with it; without a limit the step alone counts.
     """
-    share = step / max(1, steps)
-    if max_seconds is not None:
-        share = max(share, elapsed / max_seconds)
-    return min(1.0, share)
+    by_time = 0.0 if config.max_seconds is None else elapsed / config.max_seconds
+    return min(1.0, max(step / config.steps, by_time))
 
 
 def set_rate(optimizers: Iterable[torch.optim.Optimizer], factor: float) -> None:
@@ -233,3 +206,53 @@ def set_rate(optimizers: Iterable[torch.optim.Optimizer], factor: float) -> None
                 group["lr"].fill_(rate)
             else:
                 group["lr"] = rate
+
+
+class Ema:
+    """Exponential moving average of a module's parameters, with warm-up min(decay, (1 + n) / (10 + n)).
+
+    Updated once per optimiser step (the public code updates per micro-batch, so that the decay depends on the
+    accumulation). Buffers are not averaged: those of this package never change.
+    """
+
+    def __init__(self, module: nn.Module, decay: float = 0.999) -> None:
+        self.decay, self.updates = decay, 0
+        self._parameters: list[Tensor] = list(module.parameters())
+        self._names = [name for name, _ in module.named_parameters()]
+        self.shadow = [parameter.detach().clone() for parameter in self._parameters]
+
+    @torch.no_grad()
+    def update(self) -> None:
+        """Include the present parameters of the module."""
+        self.updates += 1
+        decay = min(self.decay, (1 + self.updates) / (10 + self.updates))
+        torch._foreach_lerp_(self.shadow, self._parameters, 1 - decay)
+
+    @contextmanager
+    def applied(self) -> Iterator[None]:
+        """Replace the parameters of the module by the averaged ones within the context."""
+        # Values are copied, not swapped: compiled and captured graphs hold the addresses.
+        with torch.no_grad():
+            kept = [parameter.detach().clone() for parameter in self._parameters]
+            torch._foreach_copy_(self._parameters, self.shadow)
+        try:
+            yield
+        finally:
+            with torch.no_grad():
+                torch._foreach_copy_(self._parameters, kept)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the average by name and the number of updates."""
+        return {"updates": self.updates, "shadow": dict(zip(self._names, self.shadow, strict=True))}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restore a saved average; its names must be exactly those of the module."""
+        shadow: dict[str, Tensor] = state["shadow"]
+        if shadow.keys() != set(self._names):
+            odd = sorted(shadow.keys() ^ set(self._names))[0]
+            raise CheckpointError(f"the saved average does not fit this network (first difference: {odd}).")
+        self.updates = int(state["updates"])
+        with torch.no_grad():
+            torch._foreach_copy_(
+                self.shadow, [shadow[name].to(s) for name, s in zip(self._names, self.shadow, strict=True)]
+            )

@@ -1,4 +1,4 @@
-"""`fit`: a run folder from a run config. Everything about files, devices and resuming is here; the step is `module.py`.
+"""Runs in a folder: `fit` trains a network from a run config, `run_training` from the words of the command line.
 
 A run folder holds config.yaml, metrics.csv, checkpoints/ (the last two), panels/, TensorBoard events where tensorboard
 is installed, and model.safetensors: the averaged weights, ready for `CloudRemover.from_pretrained`.
@@ -7,39 +7,95 @@ is installed, and model.safetensors: the averaged weights, ready for `CloudRemov
 from __future__ import annotations
 
 import dataclasses
-import logging
-import warnings
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import torch
-from pytorch_lightning import Trainer
-from pytorch_lightning.loggers.logger import Logger
-from pytorch_lightning.strategies import DDPStrategy
-from pytorch_lightning.utilities.rank_zero import rank_zero_only
-from torch.utils.data import DataLoader
 
 from sader.baselines.baseline import Baseline
-from sader.checkpoint import find_checkpoint, load_checkpoint, save_checkpoint
-from sader.config import to_dict
+from sader.checkpoint import find_checkpoint, load_checkpoint, read_header, save_checkpoint
+from sader.config import parse_override, to_dict
 from sader.data.bank import SeriesBank, SeriesMaker
-from sader.data.shards import shard_files
-from sader.errors import TrainingError
-from sader.files import write_atomically
+from sader.data.shards import fingerprint, shard_files
+from sader.errors import CheckpointError, ConfigError, TrainingError
+from sader.files import locked, write_atomically
 from sader.method.diffusion import Denoiser
-from sader.models import build_model
-from sader.training.card import count_sources, make_card, parent_card
-from sader.training.config import RunConfig, TrainConfig, differing_keys, load_run_config, save_run_config
-from sader.training.feed import Maker
-from sader.training.log import Bar, CsvLog
-from sader.training.module import LossOf, TrainingModule
-from sader.training.objective import BaselineObjective, Objective
-from sader.training.state import drop_partial_files, load_state, save_state
+from sader.models import build_model, model_from_dict
+from sader.training.config import (
+    RunConfig,
+    TrainConfig,
+    differing_keys,
+    load_run_config,
+    merged,
+    resolve,
+    save_run_config,
+)
+from sader.training.objective import Objective
+from sader.training.optim import progress_of
+from sader.training.phases import PhasedTrainer
+from sader.training.processes import Process, run_processes
+from sader.training.record import (
+    Log,
+    ProgressLine,
+    clean_folder,
+    count_sources,
+    load_state,
+    make_card,
+    parent_card,
+    save_state,
+)
+from sader.training.trainer import Trainer
 from sader.training.validation import VALIDATION_SEED, save_panel, scores
 
 CONFIG_FILE = "config.yaml"
+LOCK_FILE = ".lock"
 MODEL_FILE = "model.safetensors"
+
+
+def run_training(
+    preset: str | None,
+    run_dir: str | Path,
+    *,
+    data: Sequence[str | Path] = (),
+    validation: Sequence[str | Path] = (),
+    overrides: Sequence[str] = (),
+    resume: bool = False,
+    init: str | None = None,
+    progress: bool = True,
+) -> Path:
+    """Resolve the config of a command and train; returns the path of the weights.
+
+    preset: a name or a YAML file. Without it the network is that of `init`, or of the folder to resume.
+    """
+    config = _config(preset, Path(run_dir), overrides, resume=resume, init=init)
+    if data:
+        config = dataclasses.replace(config, data=dataclasses.replace(config.data, shards=tuple(map(str, data))))
+    if validation:
+        places = tuple(map(str, validation))
+        config = dataclasses.replace(config, data=dataclasses.replace(config.data, validation=places))
+    return fit(config, run_dir, resume=resume, init_from=init, progress=progress)
+
+
+def _config(
+    preset: str | None, run_dir: Path, overrides: Sequence[str], *, resume: bool, init: str | None
+) -> RunConfig:
+    if preset is not None:
+        return resolve(preset, overrides)
+    if resume and (run_dir / CONFIG_FILE).is_file():
+        config = load_run_config(run_dir / CONFIG_FILE)
+        for text in overrides:
+            config = merged(config, parse_override(text))
+        return config
+    if init is not None:
+        path = find_checkpoint(init)
+        return resolve(model_from_dict(read_header(path)["config"], where=f"{path.name}: config"), overrides)
+    if resume:
+        raise TrainingError(
+            f"there is no run at {run_dir} (no {CONFIG_FILE} in it). Name the folder of a run with --run, or leave out "
+            "--resume to start one."
+        )
+    raise ConfigError("no preset given; name one (such as small), a YAML file, --init WEIGHTS, or --resume a run.")
 
 
 def fit(
@@ -50,72 +106,129 @@ def fit(
     run_dir: a new folder, or with resume=True the folder of an interrupted run of the same config.
     init_from: weights to start from (shipped name or file), instead of config.train.init.
     """
-    run_dir = Path(run_dir)
     if init_from is not None:
         config = dataclasses.replace(config, train=dataclasses.replace(config.train, init=str(init_from)))
-    device = choose_device(config.train)
-    check_shards(config.data.shards, *config.data.validation)
-    main = is_main_process()
-    if main:
-        prepare_folder(config, run_dir, resume=resume, load=load_run_config)
-    run = _Run(config, run_dir, _first_model(config), main=main)
-    module = TrainingModule(
-        run.denoiser,
-        run.objective,
-        config.train,
-        make_maker=run.make_maker,
-        bf16=uses_bf16(config.train, device),
-        after_step=run.after_step,
-    )
-    if config.train.compile:
-        _compile(run.denoiser)
-    run_module(module, run_dir, device=device, resume=resume, progress=progress)
-    return run_dir / MODEL_FILE
+    return run_job(ModelJob(config), Path(run_dir), load=load_run_config, resume=resume, progress=progress)
 
 
-def run_module(module: TrainingModule, run_dir: Path, *, device: str, resume: bool, progress: bool = True) -> None:
-    """Run the steps that are left of a prepared run folder."""
+class Job(Protocol):
+    """What is trained in a folder: a network (`ModelJob`) or a guide (`guide.GuideJob`)."""
+
+    config: Any
+    """The run config, with its `train`."""
+    file: str
+    """Name of the exported weights."""
+
+    @property
+    def shards(self) -> tuple[str, ...]:
+        """Shards to train and validate on."""
+
+    def make_trainer(self, process: Process) -> Trainer[Any]:
+        """Return the trainer at step 0."""
+
+    def validate(self, trainer: Trainer[Any], run_dir: Path) -> dict[str, float]:
+        """Return the scores of the averaged weights."""
+
+    def export(self, trainer: Trainer[Any], path: Path) -> None:
+        """Write the averaged weights."""
+
+    def exported_steps(self, path: Path) -> int | None:
+        """Return the number of steps after which the file at `path` was exported; None if it is not readable."""
+
+
+def run_job(
+    job: Job, run_dir: Path, *, load: Callable[[Path], Any], resume: bool = False, progress: bool = True
+) -> Path:
+    """Train a job in its folder and return the path of the weights; `load` reads the config of a folder."""
+    train: TrainConfig = job.config.train
+    device = choose_device(train)
+    check_shards(job.shards)
+    if resume and not (run_dir / CONFIG_FILE).is_file():
+        raise TrainingError(f"{run_dir} holds no {CONFIG_FILE}; expected the folder of a run. Leave out --resume.")
+    if run_dir.exists() and not run_dir.is_dir():
+        raise TrainingError(f"{run_dir} is a file; expected a folder or a new name. Choose another --run.")
+    busy = f"another process is training in {run_dir}. Wait until it ends, or choose another folder."
+    with locked(run_dir / LOCK_FILE, busy=busy):
+        prepare_folder(job.config, run_dir, resume=resume, load=load)
+        run_processes(_run, (job, run_dir, resume, progress), device=device, count=train.devices)
+    return run_dir / job.file
+
+
+def _run(process: Process, job: Job, run_dir: Path, resume: bool, progress: bool) -> None:
+    """Do the steps that are left, with log, validation, checkpoints and export."""
+    train: TrainConfig = job.config.train
     state = load_state(run_dir) if resume else None
-    if state is not None:
-        module.restore(state)
-    if module.progress() >= 1:
+    data = fingerprint(job.shards)
+    if state is not None and state["data"] != data:
+        raise TrainingError(
+            f"the shards of {run_dir} have changed since its last checkpoint. Restore them, or start a new run in "
+            f"another folder (--init {run_dir / job.file} starts from its weights)."
+        )
+    path = run_dir / job.file
+    if state is not None and _exported(job, path, state):
         return
-    config, start = module.config, module.steps_done
-    if device == "cuda":
-        _quick_arithmetic(search=not isinstance(module.denoiser, Baseline))
-    trainer = _trainer(config, run_dir, device, start=start, main=is_main_process(), progress=progress)
-    with warnings.catch_warnings():
-        # Steps are numbers, not files: there is nothing for workers to load. We log by ourselves.
-        for noise in (".*does not have many workers.*", ".*smaller than the logging interval.*", ".*treespec.*"):
-            warnings.filterwarnings("ignore", message=noise)
-        trainer.fit(module, DataLoader(range(start, config.steps), batch_size=None))  # type: ignore[arg-type]
+    trainer = job.make_trainer(process)
+    if process.device.type == "cuda":
+        _allow_tf32(search=not isinstance(trainer, PhasedTrainer))
+    if state is not None:
+        trainer.restore(state)
+    if trainer.over and process.main:  # the run was killed between its last checkpoint and the export
+        job.export(trainer, path)
+    log = Log(run_dir, start=trainer.steps_done) if process.main else None
+    line = ProgressLine(train.steps, trainer.steps_done) if process.main and progress else None
+    while not trainer.over:
+        _step(trainer, job, run_dir, log, data)
+        if line is not None:
+            line.show(trainer)
+    if log is not None:
+        log.close()
 
 
-def check_shards(shards: Sequence[str], *validation: str) -> None:
-    """Raise where there is nothing to train on, before a folder is made."""
+def _step(trainer: Trainer[Any], job: Job, run_dir: Path, log: Log | None, data: str) -> None:
+    """Do one step; then log, validate, save the state and export where they are due. Only the main process has a log.
+
+    data: the fingerprint of the shards, kept in the state.
+    """
+    trainer.step()
+    train, step = trainer.config, trainer.steps_done
+    validating = train.validate_every > 0 and (step % train.validate_every == 0 or trainer.over)
+    saving = step % train.checkpoint_every == 0 or trainer.over
+    if step % train.log_every == 0 or validating or saving:
+        means = trainer.collect()  # raises on values that are not finite, before they reach a checkpoint
+        if log is not None:
+            log.write(means, step)
+    if log is None:
+        return
+    if validating:
+        found = job.validate(trainer, run_dir)
+        log.write(found, step)
+        trainer.latest |= found
+    if saving:
+        save_state(run_dir, trainer.state() | {"data": data})
+        job.export(trainer, run_dir / job.file)
+
+
+def _exported(job: Job, path: Path, state: dict[str, Any]) -> bool:
+    """Return whether the state is that of the last step and its weights are at `path`."""
+    over = progress_of(job.config.train, state["step"], state["elapsed"]) >= 1
+    return over and job.exported_steps(path) == state["step"]
+
+
+def check_shards(shards: Sequence[str]) -> None:
+    """Raise if there are no shards or one is missing, before a folder is created."""
     if not shards:
         raise TrainingError("no shards given; name them with --data (make them with: sader data pack).")
-    shard_files((*shards, *validation))
-
-
-def is_main_process() -> bool:
-    """Return whether this process writes files; the others of a distributed run only compute."""
-    return getattr(rank_zero_only, "rank", None) in (None, 0)
-
-
-def uses_bf16(config: TrainConfig, device: str) -> bool:
-    """Return whether the network runs in bf16 autocast."""
-    return config.precision == "bf16" or (config.precision == "auto" and device == "cuda")
+    shard_files(shards)
 
 
 def choose_device(config: TrainConfig) -> str:
-    """Return "cpu" or "cuda" as asked for, or raise where that cannot be had."""
-    there = torch.cuda.is_available()
-    if config.device == "cuda" and not there:
+    """Return "cpu" or "cuda" as configured, or raise if it is not available."""
+    available = torch.cuda.is_available()
+    if config.device == "cuda" and not available:
         raise TrainingError(
             "train.device is cuda, but torch sees no GPU. Use train.device=cpu, or check the driver with nvidia-smi."
         )
-    device = "cuda" if there and config.device != "cpu" else "cpu"
+    device = "cuda" if available and config.device != "cpu" else "cpu"
     if config.precision == "bf16" and device == "cpu":
         raise TrainingError("train.precision is bf16, which needs a GPU; found none. Use train.precision=fp32.")
     if device == "cuda" and config.devices > torch.cuda.device_count():
@@ -126,25 +239,105 @@ def choose_device(config: TrainConfig) -> str:
 
 
 def prepare_folder(config: Any, run_dir: Path, *, resume: bool, load: Callable[[Path], Any]) -> None:
-    """Make the run folder and write its config, or check that it may be gone on with; `load` reads a config."""
+    """Write the config into a new run folder, or check that a folder to resume has the same; `load` reads a config."""
     saved = run_dir / CONFIG_FILE
     if resume:
-        if not saved.is_file():
-            raise TrainingError(f"{run_dir} holds no {CONFIG_FILE}; expected the folder of a run. Leave out --resume.")
         different = differing_keys(load(saved), config)
         if different:
             raise TrainingError(
                 f"{run_dir} was started with another config: {'; '.join(different)}. Go on with the old values, or "
-                f"start a new run in another folder (--init {run_dir / MODEL_FILE} begins with what it learned)."
+                f"start a new run in another folder (--init {run_dir / MODEL_FILE} starts from its weights)."
             )
-        drop_partial_files(run_dir)
+        clean_folder(run_dir)
         return
-    if run_dir.exists() and (not run_dir.is_dir() or any(run_dir.iterdir())):
-        raise TrainingError(f"{run_dir} is there already and not empty. Go on with --resume, or choose another folder.")
+    clean_folder(run_dir)
+    if any(path.name != LOCK_FILE for path in run_dir.iterdir()):
+        raise TrainingError(f"{run_dir} exists and is not empty. Go on with --resume, or choose another folder.")
     write_atomically(saved, save_run_config(config))
 
 
-def _first_model(config: RunConfig) -> Denoiser | Baseline:
+def _allow_tf32(*, search: bool) -> None:
+    """Let a GPU use TF32 and, with `search`, let cuDNN time convolutions to find the fastest for each shape.
+
+    The search is off for baselines: for DiffCR's depthwise layers it took 30 s on an H200, for a step of 0.08 s.
+    """
+    torch.backends.cuda.matmul.allow_tf32 = True
+    torch.backends.cudnn.allow_tf32 = True
+    torch.backends.cudnn.benchmark = search
+
+
+class ModelJob:
+    """Training of SADER's denoiser or of a baseline."""
+
+    file = MODEL_FILE
+
+    def __init__(self, config: RunConfig) -> None:
+        self.config = config
+        self.sources: dict[str, int] = {}
+        self.parent = {} if config.train.init is None else parent_card(config.train.init)
+        self.validation: SeriesMaker | None = None
+
+    @property
+    def shards(self) -> tuple[str, ...]:
+        """Shards to train and validate on."""
+        return (*self.config.data.shards, *self.config.data.validation) if self.config.data.shards else ()
+
+    def make_trainer(self, process: Process) -> Trainer[Any]:
+        """Return the trainer at step 0, with all shards on the device."""
+        config, data, network = self.config, self.config.data, self.config.model.network
+        model = first_model(config)
+        if config.train.compile:
+            _compile(model)
+        # Auxiliary bands follow the others, as the objective expects.
+        bands = (*network.bands, *network.aux_bands)
+        bank = SeriesBank.load(data.shards, bands=bands, device=process.device)
+        self.sources = count_sources(bank)
+        maker = SeriesMaker(bank, data.maker, config.train.seed)
+        if process.main and config.train.validate_every:
+            self.validation = maker
+            if data.validation:
+                other = SeriesBank.load(data.validation, bands=bands, device=process.device)
+                self.validation = SeriesMaker(other, data.maker, VALIDATION_SEED)
+        if isinstance(model, Baseline):
+            return PhasedTrainer(model, Baseline.main_loss, config.train, maker, process)
+        return Trainer(model, Objective(config.objective), config.train, maker, process)
+
+    def validate(self, trainer: Trainer[Denoiser | Baseline], run_dir: Path) -> dict[str, float]:
+        """Return the scores of the averaged weights on fixed batches, and write a panel of images."""
+        train, model, maker = self.config.train, trainer.model, self.validation
+        assert maker is not None
+        with trainer.ema.applied():
+            model.eval()
+            with trainer.precision():
+                found = scores(trainer, maker)
+                if train.panels:
+                    batch = maker.batch(VALIDATION_SEED, train.panels, train.dates, train.crop)
+                    step = trainer.steps_done
+                    title = f"{self.config.model.name}, step {step}"
+                    save_panel(
+                        run_dir / "panels" / f"step-{step:08d}.png", model, self.config.model, batch, title=title
+                    )
+            model.train()
+        return found
+
+    def export(self, trainer: Trainer[Denoiser | Baseline], path: Path) -> None:
+        """Write the averaged weights with their card."""
+        card = make_card(trainer, self.sources) | self.parent
+        if not isinstance(trainer.model, Baseline):  # a baseline has losses of its own
+            card |= {"objective": to_dict(self.config.objective)}
+        dtype = torch.float16 if self.config.train.half else torch.float32
+        with trainer.ema.applied():
+            save_checkpoint(path, trainer.model, self.config.model, card=card, dtype=dtype)
+
+    def exported_steps(self, path: Path) -> int | None:
+        """Return the steps in the card of the weights at `path`; None if there are none."""
+        try:
+            return read_header(path).get("card", {}).get("steps")
+        except CheckpointError:
+            return None
+
+
+def first_model(config: RunConfig) -> Denoiser | Baseline:
     """Return the model of step 0: random from the seed, or the weights of train.init."""
     torch.manual_seed(config.train.seed)
     model = build_model(config.model)
@@ -154,7 +347,7 @@ def _first_model(config: RunConfig) -> Denoiser | Baseline:
 
 
 def _start_from(model: Denoiser | Baseline, config: RunConfig) -> None:
-    """Put the weights of train.init into the model; with train.init_anew, what they lack stays random."""
+    """Copy the weights of train.init into the model; with train.init_anew, tensors they lack stay random."""
     init = config.train.init
     assert init is not None
     given = load_checkpoint(find_checkpoint(init))
@@ -174,7 +367,7 @@ def _start_from(model: Denoiser | Baseline, config: RunConfig) -> None:
 
 
 def _compile(model: Denoiser | Baseline) -> None:
-    # In place, so that names in the state dict stay; the parts whose batch shapes never change.
+    # In place, so that names in the state dict stay; only parts whose batch shapes never change.
     if isinstance(model, Baseline):
         for part in model.children():
             part.compile()
@@ -184,128 +377,3 @@ def _compile(model: Denoiser | Baseline) -> None:
     network.condition_net.compile()
     if network.cloud_head is not None:
         network.cloud_head.compile()
-
-
-class _GradientSumStrategy(DDPStrategy):
-    """Lightning's processes and their connection without the wrapper: the module adds up gradients once per step."""
-
-    def configure_ddp(self) -> None:
-        pass
-
-
-def _quick_arithmetic(*, search: bool) -> None:
-    """Let a GPU use TF32 and, with `search`, try out which convolution is the fastest for each shape.
-
-    Not for baselines: for DiffCR's depthwise layers the search took 30 s on an H200, for a step of 0.08 s.
-    """
-    torch.backends.cuda.matmul.allow_tf32 = True
-    torch.backends.cudnn.allow_tf32 = True
-    torch.backends.cudnn.benchmark = search
-
-
-def _trainer(config: TrainConfig, run_dir: Path, device: str, *, start: int, main: bool, progress: bool) -> Trainer:
-    """Return a Lightning trainer with everything that costs time at every step turned off."""
-    logging.getLogger("pytorch_lightning").setLevel(logging.WARNING)
-    strategy: Any = "auto"
-    if config.devices > 1:
-        strategy = _GradientSumStrategy(process_group_backend="gloo" if device == "cpu" else None)
-    loggers: list[Logger] = []
-    if main:
-        loggers.append(CsvLog(run_dir, keep_until=start))
-        try:  # tensorboard is not everywhere; the CSV log always is
-            import tensorboard  # noqa: F401
-            from pytorch_lightning.loggers import TensorBoardLogger
-        except ImportError:
-            pass
-        else:
-            loggers.append(TensorBoardLogger(run_dir, name="", version="tensorboard", purge_step=start or None))
-    return Trainer(
-        accelerator="gpu" if device == "cuda" else "cpu",
-        devices=config.devices,
-        strategy=strategy,
-        max_epochs=1,
-        logger=loggers or False,
-        callbacks=[Bar(refresh_rate=config.log_every)] if progress else [],
-        enable_progress_bar=progress,
-        enable_checkpointing=False,
-        enable_model_summary=False,
-        use_distributed_sampler=False,
-        num_sanity_val_steps=0,
-        limit_val_batches=0,
-        benchmark=device == "cuda",
-    )
-
-
-class _Run:
-    """What happens around the steps: data at the start, checkpoints, validation and the export."""
-
-    def __init__(self, config: RunConfig, run_dir: Path, denoiser: Denoiser | Baseline, *, main: bool) -> None:
-        self.config, self.run_dir, self.main = config, run_dir, main
-        self.denoiser = denoiser
-        self.objective: LossOf = BaselineObjective() if isinstance(denoiser, Baseline) else Objective(config.objective)
-        self.sources: dict[str, int] = {}
-        self.parent = {} if config.train.init is None else parent_card(config.train.init)
-        self.validation: Maker | None = None
-
-    def make_maker(self, device: torch.device) -> Maker:
-        """Load all shards onto the device."""
-        data, network = self.config.data, self.config.model.network
-        # Auxiliary bands follow the others, as the objective expects.
-        bands = (*network.bands, *network.aux_bands)
-        bank = SeriesBank.load(data.shards, bands=bands, device=device)
-        self.sources = count_sources(bank)
-        maker = SeriesMaker(bank, data.maker, self.config.train.seed)
-        if self.main and self.config.train.validate_every:
-            self.validation = maker
-            if data.validation:
-                other = SeriesBank.load(data.validation, bands=bands, device=device)
-                self.validation = SeriesMaker(other, data.maker, VALIDATION_SEED)
-        return maker
-
-    def after_step(self, module: TrainingModule, step: int, over: bool) -> None:
-        """Validate, save and export where it is time to; only the main process does."""
-        train = self.config.train
-        if not self.main:
-            return
-        if train.validate_every and (step % train.validate_every == 0 or over):
-            self._validate(module, step)
-        if step % train.checkpoint_every == 0 or over:
-            module.write_log()  # raises on values that are not finite, before they reach a checkpoint
-            save_state(self.run_dir, module.state())
-            self.export(module)
-
-    def _validate(self, module: TrainingModule, step: int) -> None:
-        train, maker = self.config.train, self.validation
-        assert maker is not None
-        module.write_log()
-        denoiser = self.denoiser
-        with module.ema.applied():
-            denoiser.eval()
-            shape = (train.batch_size, train.dates, train.crop)
-            with module.precision():
-                found = scores(
-                    denoiser, self.objective, maker, shape=shape, batches=train.validate_batches, device=module.device
-                )
-                if train.panels:
-                    batch = maker.batch(VALIDATION_SEED, train.panels, train.dates, train.crop)
-                    path = self.run_dir / "panels" / f"step-{step:08d}.png"
-                    save_panel(path, denoiser, self.config.model, batch, title=f"{self.config.model.name}, step {step}")
-            denoiser.train()
-        for logger in module.loggers:
-            logger.log_metrics(found, step)
-        module.latest |= found
-
-    def export(self, module: TrainingModule) -> None:
-        """Write the averaged weights with their card as model.safetensors."""
-        train = self.config.train
-        card = make_card(module, self.sources) | self.parent
-        if not isinstance(self.denoiser, Baseline):  # a baseline's losses are its own
-            card |= {"objective": to_dict(self.config.objective)}
-        with module.ema.applied():
-            save_checkpoint(
-                self.run_dir / MODEL_FILE,
-                self.denoiser,
-                self.config.model,
-                card=card,
-                dtype=torch.float16 if train.half else torch.float32,
-            )

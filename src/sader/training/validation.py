@@ -1,4 +1,4 @@
-"""How good the averaged weights are on fixed batches, in numbers and as a picture. Training is not touched by it."""
+"""Scores of the averaged weights on fixed batches, and panels of images. Training does not depend on it."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from sader.method.diffusion import Denoiser
 from sader.model.blocks import to_model_range, to_reflectance
 from sader.model.mtcdn import MTCDN
 from sader.training.feed import Maker
-from sader.training.module import LossOf
+from sader.training.trainer import Trainer
 
 if TYPE_CHECKING:
     from sader.models import AnyModelConfig
 
 VALIDATION_SEED = 20_000_003
-"""Batches and noise of a validation: the same at every one, in every run."""
+"""Seed of the batches and the noise of every validation, in every run."""
 
 
 class Prediction(NamedTuple):
@@ -34,9 +34,9 @@ class Prediction(NamedTuple):
 
 @torch.no_grad()
 def predict(denoiser: Denoiser | Baseline, batch: SeriesBatch, *, generator: torch.Generator) -> Prediction:
-    """Return what the model makes of the batch with true masks: its composite, and one or the default number of steps.
+    """Return the model's composite and clear image of a batch, with the true masks.
 
-    About a composite one step is taken, the answer of the regression.
+    A model with a composite takes one step, others their default number of steps.
     """
     if isinstance(denoiser, Baseline):
         inputs = inputs_of(batch, denoiser.config)
@@ -76,25 +76,18 @@ def _generator(device: torch.device, number: int) -> torch.Generator:
 
 
 @torch.no_grad()
-def scores(
-    denoiser: Denoiser | Baseline,
-    objective: LossOf,
-    maker: Maker,
-    *,
-    shape: tuple[int, int, int],
-    batches: int,
-    device: torch.device,
-) -> dict[str, float]:
-    """Return the mean loss and PSNR (dB) on `batches` fixed batches of `shape` (batch size, dates, crop).
+def scores(trainer: Trainer[Denoiser | Baseline], maker: Maker) -> dict[str, float]:
+    """Return the mean loss and PSNR (dB) of the trainer's model on fixed batches.
 
     PSNR counts scored pixels that the reference date hides; all scored pixels in a series without reference.
     """
+    denoiser, config, device = trainer.model, trainer.config, trainer.device
     losses, sums = [], torch.zeros(3, dtype=torch.float64, device=device)
     network = denoiser if isinstance(denoiser, Baseline) else _network(denoiser)
     bands = len(network.config.bands)
-    for number in range(batches):
-        batch = maker.batch(VALIDATION_SEED + number, *shape)
-        loss, _ = objective(denoiser, batch, _generator(device, 2 * number))
+    for number in range(config.validate_batches):
+        batch = maker.batch(VALIDATION_SEED + number, config.batch_size, config.dates, config.crop)
+        loss, _ = trainer.loss(denoiser, batch, _generator(device, 2 * number))
         losses.append(loss.float())
         guess = predict(denoiser, batch, generator=_generator(device, 2 * number + 1))
         pixels = batch.scored & (batch.hidden | (batch.reference < 0)[:, None, None])
@@ -116,7 +109,7 @@ def scores(
 def save_panel(
     path: Path, denoiser: Denoiser | Baseline, config: AnyModelConfig, batch: SeriesBatch, *, title: str
 ) -> bool:
-    """Write a PNG with one row per series: dates, composite, result, target. False where Pillow is not installed."""
+    """Write a PNG with one row per series: dates, composite, result, target. Returns False without Pillow."""
     try:
         from sader.figures.picture import Panel, compose, save_png, stretch_limits, true_colour
     except ImportError:

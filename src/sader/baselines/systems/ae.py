@@ -88,7 +88,7 @@ SYSTEM = System(
     paper_gmacs=17.78,
     assumed=True,
     reference="Sintarasirikulchai et al., IEEE 8620054, 2018",
-    recordable=True,
+    capturable=True,
     train={
         "optimizer": "adam", "adam_lr": 1e-3, "betas": (0.9, 0.999), "schedule": "cosine", "warmup": 0.0, "clip": 1.0,
         "ema_decay": 0.0, "dates": 3,

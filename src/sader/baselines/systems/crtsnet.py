@@ -98,7 +98,7 @@ SYSTEM = System(
     paper_parameters=38.47,
     paper_gmacs=7602.97,
     reference="Ebel et al., SEN12MS-CR-TS, IEEE TGRS",
-    recordable=True,
+    capturable=True,
     train={"optimizer": "adam", "adam_lr": 2e-4, "betas": (0.5, 0.999), "schedule": "linear", "warmup": 0.0,
            "ema_decay": 0.0, "batch_size": 1, "dates": 3},
 )  # fmt: skip

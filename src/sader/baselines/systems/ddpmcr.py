@@ -169,7 +169,7 @@ SYSTEM = System(
     paper_gmacs=852.37,
     assumed=True,
     reference="Jing et al., Remote Sensing 15(9) 2217",
-    recordable=True,
+    capturable=True,
     train={
         "optimizer": "adam",
         "adam_lr": 1e-4,

@@ -243,7 +243,7 @@ SYSTEM = System(
     note="3.4 % above the printed 22.19 M: the published structure counts 22.94 M. Without norms and scales it is "
     "22.91 M (22.19 with two digits swapped), without the layers that bring in the noise level 22.18 M; no fact "
     "decides.",
-    recordable=True,
+    capturable=True,
     train={"optimizer": "adam", "adam_lr": 5e-5, "betas": (0.9, 0.999), "schedule": "constant", "warmup": 0.0,
            "clip": 0.0, "ema_decay": 0.9999, "batch_size": 8, "dates": 3},
 )  # fmt: skip

@@ -333,7 +333,7 @@ SYSTEM = System(
     paper_parameters=148.88,
     paper_gmacs=74.39,
     reference="Liu et al., EMRDM, CVPR, arXiv 2503.23717",
-    recordable=True,
+    capturable=True,
     train={"optimizer": "adamw", "adam_lr": 1e-4, "betas": (0.9, 0.999), "schedule": "constant", "warmup": 0.0,
            "clip": 0.0, "ema_decay": 0.9999, "batch_size": 4, "dates": 3},
 )  # fmt: skip

@@ -59,6 +59,6 @@ SYSTEM = System(
     paper_parameters=11.45,
     paper_gmacs=29.47,
     reference="Isola et al., CVPR 2017, arXiv 1611.07004",
-    recordable=True,
+    capturable=True,
     train={**GAN_RECIPE, "batch_size": 1},
 )

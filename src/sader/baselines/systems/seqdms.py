@@ -125,7 +125,7 @@ SYSTEM = System(
     paper_gmacs=None,
     assumed=True,
     reference="Zhao et al., Remote Sensing 15(11) 2861",
-    recordable=True,
+    capturable=True,
     train={"optimizer": "adam", "adam_lr": 1e-4, "betas": (0.9, 0.999), "schedule": "constant", "warmup": 0.0,
            "ema_decay": 0.9999, "batch_size": 8, "dates": 3},
 )  # fmt: skip

@@ -104,8 +104,7 @@ def _budget(setting: Setting, share: float = 1.0) -> list[str]:
 
 def train_run(setting: Setting, spec: RunSpec) -> Path:
     """Return the weights of a run, trained or resumed where it is not finished."""
-    from sader.training.launch import run_training
-    from sader.training.run import MODEL_FILE
+    from sader.training.run import MODEL_FILE, run_training
 
     shards, overrides = training_shards(setting), run_overrides(setting, spec)
     key = digest({"base": spec.base, "overrides": overrides, "shards": list(shards)})
@@ -157,8 +156,8 @@ def needed_guide(setting: Setting, row: PlanRow) -> tuple[str, tuple[str, ...]] 
 
 def _finished_run(setting: Setting, name: str, file: str, key: str, train: Callable[[Path, bool], None]) -> Path:
     """Return the file of a run; `train(folder, resume)` is called where the run is not finished."""
+    from sader.training.record import FOLDER
     from sader.training.run import CONFIG_FILE
-    from sader.training.state import FOLDER, drop_partial_files
 
     folder = setting.out / "runs" / setting.label / name
     weights = folder / file
@@ -166,8 +165,6 @@ def _finished_run(setting: Setting, name: str, file: str, key: str, train: Calla
         if _is_finished(folder, key, weights):
             return weights
         resume = (folder / CONFIG_FILE).is_file()
-        if folder.is_dir() and not resume:
-            drop_partial_files(folder)  # interrupted before its config was written
         train(folder, resume)
         done = {"key": key, "sha256": file_digest(weights)}
         write_atomically(folder / "done.json", json.dumps(done).encode())

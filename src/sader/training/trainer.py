@@ -1,0 +1,237 @@
+"""`Trainer`: one training step, from a batch to the moved weights. The loop around it, files and devices: `run.py`.
+
+All random numbers of a step follow from (seed, micro-batch number). A step therefore depends on the weights before it
+and on nothing else: a resumed run, or one on several processes, computes the same numbers.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from time import monotonic
+from typing import Any, Generic, Protocol, TypeVar
+
+import torch
+from torch import Tensor, nn
+
+from sader.data.batch import SeriesBatch, keyed_generator
+from sader.errors import TrainingError
+from sader.training.config import TrainConfig
+from sader.training.feed import BatchFeed, Maker
+from sader.training.graph import CapturedStep
+from sader.training.optim import OUTER_LAYERS, Ema, make_optimizers, progress_of, rate_factor, set_rate
+from sader.training.processes import Process
+
+Model = TypeVar("Model", bound=nn.Module)
+MicroBatches = Iterable[tuple[SeriesBatch, torch.Generator]]
+"""Batches with the generators of their noise."""
+
+
+class Loss(Protocol):
+    """What a step minimises: `objective.Objective` for a denoiser, `guide.GuideObjective` for a guide."""
+
+    def __call__(
+        self, model: Any, batch: SeriesBatch, generator: torch.Generator, /
+    ) -> tuple[Tensor, dict[str, Tensor]]:
+        """Return the loss and detached scalars for the log."""
+
+
+class Trainer(Generic[Model]):
+    """Trains a model on one loss and holds everything a checkpoint must hold.
+
+    `phases.PhasedTrainer` trains the baselines, which may have several losses and optimisers.
+    outer: first and last layers, which Muon leaves to AdamW (`optim.split_parameters`).
+    """
+
+    def __init__(
+        self,
+        model: Model,
+        loss: Loss,
+        config: TrainConfig,
+        maker: Maker,
+        process: Process,
+        *,
+        outer: Sequence[str] = OUTER_LAYERS,
+    ) -> None:
+        self.model, self.loss, self.config, self.process = model.to(process.device), loss, config, process
+        self.device = process.device
+        self.bf16 = config.uses_bf16(self.device.type)
+        self.outer = tuple(outer)
+        self.steps_done, self.elapsed = 0, 0.0
+        self.latest: dict[str, float] = {}
+        """The values last logged."""
+        self.optimizers = self.make_optimizers()
+        self.feed = BatchFeed(maker, config.batch_size, config.dates, config.crop, device=self.device)
+        self.ema = Ema(model, config.ema_decay)
+        self._recent: list[tuple[int, dict[str, Tensor]]] = []
+        self._clock: float | None = None
+        self._factor = 0.0
+        self._graph: CapturedStep | None = None
+
+    # ---------------------------------------------------------------- the step
+
+    def step(self) -> None:
+        """Do the next step: rate, gradients, clip, optimisers, average; then start making the next batch."""
+        config, step = self.config, self.steps_done
+        self._clock = monotonic() if self._clock is None else self._clock
+        self._factor = rate_factor(self.progress, warmup=config.warmup, schedule=config.schedule)
+        set_rate(self.optimizers, self._factor)
+        if self.captures:
+            terms = self._replay(step)
+        else:
+            terms = self.update(self._micro_batches(step))
+            for optimizer in self.optimizers:
+                optimizer.zero_grad(set_to_none=True)
+        self.ema.update()
+
+        self.steps_done = step + 1
+        self._recent.append((self.steps_done, terms))
+        self._tick()
+        if not self.over:
+            self.feed.prepare(self._numbers(step + 1)[0])
+        self.feed.step_done()
+
+    def update(self, micro_batches: MicroBatches) -> dict[str, Tensor]:
+        """Add up the gradients of the micro-batches and move the parameters once; return the terms of the log."""
+        terms: dict[str, Tensor] = {}
+        for batch, generator in micro_batches:
+            with self.precision():
+                loss, parts = self.loss(self.model, batch, generator)
+            (loss / self.config.accumulate).backward()
+            self.add_terms(terms, {"loss": loss.detach(), **parts})
+        self.move(self.optimizers, terms)
+        return terms
+
+    def add_terms(self, terms: dict[str, Tensor], parts: dict[str, Tensor]) -> None:
+        """Add the parts of one micro-batch to the means in `terms`."""
+        for name, value in parts.items():
+            terms[name] = terms.get(name, 0.0) + value.float() / self.config.accumulate
+
+    def move(
+        self, optimizers: Sequence[torch.optim.Optimizer], terms: dict[str, Tensor], *, norm: str = "gradient_norm"
+    ) -> None:
+        """Add up gradients and terms over the processes, clip, add the norm to the terms, and step the optimisers."""
+        parameters = [p for o in optimizers for group in o.param_groups for p in group["params"] if p.grad is not None]
+        if self.process.count > 1:
+            self.process.add_up([*(p.grad for p in parameters), *terms.values()])
+        terms[norm] = torch.nn.utils.clip_grad_norm_(parameters, self.config.clip or math.inf)
+        for optimizer in optimizers:
+            optimizer.step()
+
+    def _micro_batches(self, step: int) -> Iterator[tuple[SeriesBatch, torch.Generator]]:
+        """Yield this process's micro-batches of a step; the global generator of dropout is seeded for each."""
+        for number in self._numbers(step):
+            seed = self._seed(number)
+            torch.manual_seed(seed)
+            yield self.feed.take(number), torch.Generator(self.device).manual_seed(seed)
+
+    def _numbers(self, step: int) -> range:
+        """Return the numbers of this process's micro-batches: those of a step are dealt out in turn."""
+        first = step * self.config.accumulate
+        return range(first + self.process.rank, first + self.config.accumulate, self.process.count)
+
+    def _seed(self, number: int) -> int:
+        return int(keyed_generator(self.config.seed, number, 2).integers(2**62))
+
+    def precision(self) -> AbstractContextManager[Any]:
+        """Return the context the network is evaluated in; batches, optimisers and averages stay outside."""
+        return torch.autocast(self.device.type, torch.bfloat16) if self.bf16 else nullcontext()
+
+    # ---------------------------------------------------------------- CUDA graph
+
+    @property
+    def captures(self) -> bool:
+        """Whether steps are replayed as a CUDA graph: one GPU, one micro-batch a step, nothing compiled, no dropout.
+
+        Dropout in a replayed graph continues the device's generator, which is not seeded step by step: a resumed run
+        could not repeat the masks of an uninterrupted one.
+        """
+        config = self.config
+        single = config.devices == 1 and config.accumulate == 1 and not config.compile
+        drops = any(isinstance(m, nn.modules.dropout._DropoutNd) and m.p > 0 for m in self.model.modules())
+        return config.cuda_graph and single and not drops and self.device.type == "cuda"
+
+    def _replay(self, step: int) -> dict[str, Tensor]:
+        """Do the update as one replay of a CUDA graph, captured at the first step after any state was restored."""
+        batch = self.feed.take(step)
+        if self._graph is None:
+            # The running statistics of batch norms change during the warm-up of the capture as well.
+            moved = [*self.model.parameters(), *self.model.buffers()]
+            self._graph = CapturedStep(
+                lambda batch, generator: self.update([(batch, generator)]),
+                batch,
+                parameters=moved,
+                optimizers=self.optimizers,
+            )
+        return self._graph(batch, self._seed(step))
+
+    # ---------------------------------------------------------------- time and log
+
+    @property
+    def progress(self) -> float:
+        """The finished share of the run, in [0, 1]."""
+        return progress_of(self.config, self.steps_done, self.elapsed)
+
+    @property
+    def over(self) -> bool:
+        """Whether the last step is done."""
+        return self.progress >= 1
+
+    def _tick(self) -> None:
+        """Bring `elapsed` up to date, the same in every process."""
+        now = monotonic()
+        assert self._clock is not None
+        self.elapsed, self._clock = self.elapsed + now - self._clock, now
+        if self.config.max_seconds is not None:
+            self.elapsed = self.process.of_main(self.elapsed)
+
+    def collect(self) -> dict[str, float]:
+        """Return the means of all terms since the last call; raise a `TrainingError` where one is not finite."""
+        if not self._recent:
+            return {}
+        names = list(self._recent[0][1])
+        table = torch.stack([torch.stack([terms[n].float() for n in names]) for _, terms in self._recent]).tolist()
+        numbers = [number for number, _ in self._recent]
+        self._recent.clear()
+        for number, row in zip(numbers, table, strict=True):
+            for name, value in zip(names, row, strict=True):
+                if not math.isfinite(value):
+                    raise TrainingError(
+                        f"{name} is {value} at step {number}; the last checkpoint before it is kept. Lower "
+                        "train.muon_lr and train.adam_lr, or train with train.precision=fp32, and continue with --init "
+                        "and the run's model.safetensors; or check the batch of that step for bad pixels."
+                    )
+        means = {name: sum(column) / len(column) for name, column in zip(names, zip(*table, strict=True), strict=True)}
+        self.latest = means | {"lr_factor": self._factor, "seconds": self.elapsed}
+        return self.latest
+
+    # ---------------------------------------------------------------- optimisers and state
+
+    def make_optimizers(self) -> list[torch.optim.Optimizer]:
+        """Return the optimisers of all trained parameters."""
+        return make_optimizers(self.model, self.config, outer=self.outer, captured=self.captures)
+
+    def state(self) -> dict[str, Any]:
+        """Return everything the following steps depend on."""
+        return {
+            "step": self.steps_done,
+            "elapsed": self.elapsed,
+            "latest": self.latest,
+            "model": self.model.state_dict(),
+            "ema": self.ema.state_dict(),
+            "optimizers": [optimizer.state_dict() for optimizer in self.optimizers],
+        }
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """Continue from `state`."""
+        self.steps_done, self.elapsed = int(state["step"]), float(state["elapsed"])
+        self.latest = dict(state["latest"])
+        self.model.load_state_dict(state["model"], strict=True)
+        self.ema.load_state_dict(state["ema"])
+        for optimizer, saved in zip(self.optimizers, state["optimizers"], strict=True):
+            # Keep the own options: saved learning rates are in host memory, which a captured step cannot read.
+            options = [{k: v for k, v in group.items() if k != "params"} for group in optimizer.param_groups]
+            optimizer.load_state_dict(saved)
+            for group, own in zip(optimizer.param_groups, options, strict=True):
+                group.update(own)
