@@ -265,6 +265,14 @@ def test_documents_name_no_work_items_and_no_files_outside_the_repository() -> N
         assert not (found := inside.search(path.read_text(encoding="utf-8"))), f"{path.name}: {found}"
 
 
+def test_paths_in_contributing_exist() -> None:
+    text = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8").replace("No `utils.py`", "")
+    paths = set(re.findall(r"`([\w/.]+(?:\.py|/))`", text))
+    assert len(paths) > 30
+    missing = [path for path in paths if not (ROOT / path).exists() and not (ROOT / "src/sader" / path).exists()]
+    assert not missing, f"CONTRIBUTING.md names {missing}"
+
+
 def slug(heading: str) -> str:
     """Return the anchor that MkDocs and GitHub give a heading."""
     return re.sub(r"[^\w\- ]", "", heading).strip().lower().replace(" ", "-")
