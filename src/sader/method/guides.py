@@ -1,4 +1,4 @@
-"""The guides of the resampler: what an image should look like where it is not to be trusted (METHOD 4 and 5).
+"""Guides of the resampler: predictions of an image at its outliers (docs/method.md#guides).
 
 `make_guide` builds one by name: "mae" (the paper's masked autoencoder), "conv" (a small partial-convolution network),
 "mean" (one colour), "lowpass" (a smooth fill, no weights), "none". All are called as the `Guide` protocol of
@@ -53,7 +53,7 @@ GUIDES = ("mae", "conv", "mean", "lowpass", "none")
 
 
 class MeanGuide:
-    """One colour per image: the band means of mu over the pixels that are not missing (METHOD 4, mean-guided)."""
+    """One colour per image: the band means of mu over the pixels that are not missing (paper: mean-guided)."""
 
     trained = True
 
@@ -65,7 +65,7 @@ class MeanGuide:
 
 
 class LowPassGuide:
-    """A smooth fill of the missing pixels from their surroundings; no weights (METHOD 5, recommendation)."""
+    """A smooth fill of the missing pixels from their surroundings; no weights."""
 
     trained = True
 
@@ -77,7 +77,7 @@ class LowPassGuide:
 
 @dataclass(frozen=True)
 class ConvGuideConfig:
-    """Shape of a `ConvGuide`; the defaults are the paper's convolutional guide (4 blocks of 64, METHOD 4)."""
+    """Shape of a `ConvGuide`; the defaults are the paper's convolutional guide (4 blocks of 64)."""
 
     bands: int = 3
     """Bands of the image, C."""
@@ -109,7 +109,7 @@ class PartialConv(nn.Module):
 
 
 class ConvGuide(nn.Module):
-    """Image with holes -> predicted reflectance, by a few partial convolutions (METHOD 4, conv-guided).
+    """Image with holes -> predicted reflectance, by a few partial convolutions (the paper's conv-guided correction).
 
     It learns what a smooth fill lacks. Wrap it in `LearnedGuide` to use it in the resampler; the loss is that of the
     masked autoencoder.

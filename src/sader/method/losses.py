@@ -1,7 +1,7 @@
 """The cloud-aware loss: extra weight where clouds hid the ground, a cloud-free term, and a brightness term in YUV.
 
-The paper's cloud-aware loss, METHOD 3. Everything is in the model's range [-1, 1]. The loss weighs pixels by the data
-alone: no cloud mask is read, and noise levels come in only through `weight` (diffusion.py).
+The paper's cloud-aware loss, Eqs. (15) to (19); see docs/method.md#loss. Values are in the model's range [-1, 1]. The
+weights of pixels follow from the images alone: no cloud mask is read. The noise level enters through `weight`.
 
 With r = |cloudy - clear| / (1 - clear), scaled to [0, 1] over the pixels of each date and band, and A its date mean:
 
@@ -24,7 +24,7 @@ from torch import Tensor
 from sader.errors import BandError, ConfigError, ShapeError
 
 DENOMINATOR_FLOOR = 0.05
-"""Least distance of the target from pure white: a bright roof must not become the thickest cloud (METHOD 3)."""
+"""Least distance of the target from pure white: a bright roof must not become the thickest cloud."""
 
 ROBUST_MAXIMUM = 0.99
 """Share of the pixels at or below the robust maximum that scales the thickness."""
@@ -32,7 +32,7 @@ ROBUST_MAXIMUM = 0.99
 
 @dataclass(frozen=True)
 class CloudAwareLossConfig:
-    """Weights and variants of the loss; by default the paper's weights with the protections of METHOD 3."""
+    """Weights and variants of the loss; by default the paper's weights with the protections of docs/method.md#loss."""
 
     cloud: float = 3.0
     """lambda_c: weight of pixels that clouds touched; 0 switches the term off."""
@@ -81,7 +81,7 @@ class LossTerms(NamedTuple):
 
 
 class CloudAwareLoss:
-    """Cloud, cloud-free and brightness terms of one batch (METHOD 3).
+    """Cloud, cloud-free and brightness terms of one batch (paper, Eq. (15)).
 
     rgb: where red, green and blue are among the bands: (0, 1, 2) for Sen2_MTC_New, (3, 2, 1) for 13 bands.
     """
@@ -140,7 +140,7 @@ class CloudAwareLoss:
     def pixel_weights(
         self, cloudy: Tensor, clear: Tensor, *, present: Tensor | None = None, pixels: Tensor | None = None
     ) -> tuple[Tensor, Tensor]:
-        """Return M_A and M_U, each (B, C, H, W): complements in support, for METHOD 3 steps 4 and 5."""
+        """Return M_A and M_U, each (B, C, H, W): their supports are complements."""
         config = self.config
         thickness = cloud_thickness(cloudy, clear, present=present, pixels=pixels, robust=config.robust)
         touched = thickness > 1 - config.threshold
@@ -164,7 +164,7 @@ def cloud_thickness(
     pixels: Tensor | None = None,
     robust: bool = True,
 ) -> Tensor:
-    """Return the cloud thickness A of each band, (B, C, H, W) in [0, 1], averaged over the dates (METHOD 3, steps 1-3).
+    """Return the cloud thickness A of each band, (B, C, H, W) in [0, 1], averaged over the dates (paper, Eq. (16)).
 
     cloudy: (B, T, C, H, W) and clear: (B, C, H, W) in [-1, 1]; present: bool (B, T), False for missing dates, which
     have no influence (a sample without any date has thickness 0); pixels: bool (B, H, W), the pixels that set the scale
@@ -189,7 +189,7 @@ def cloud_thickness(
 
 
 def to_yuv(image: Tensor, *, rgb: tuple[int, int, int] = (0, 1, 2)) -> Tensor:
-    """Return brightness and two colour differences, (B, 3, H, W), of (B, C, H, W) in [-1, 1] (BT.601, METHOD 3)."""
+    """Return brightness and two colour differences, (B, 3, H, W), of (B, C, H, W) in [-1, 1] (BT.601)."""
     if max(rgb) >= image.shape[1]:
         raise BandError(
             f"rgb={tuple(rgb)} but the image has {image.shape[1]} bands; pass rgb= with indexes of bands, "

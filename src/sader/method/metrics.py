@@ -1,6 +1,6 @@
 """How good a cloud-free image is: PSNR, SSIM, MAE, RMSE, SAM, LPIPS, and the controls that keep PSNR honest.
 
-METHOD 8, LESSONS 1. Every metric takes (B, C, H, W) images in [0, 1] and returns one value per image,
+Described in docs/method.md#metrics. Every metric takes (B, C, H, W) images in [0, 1] and returns one value per image,
 (B,); averages over images are means of these. An image without scored pixels gives NaN. Nothing here reads files.
 """
 
@@ -45,7 +45,7 @@ def psnr(prediction: Tensor, target: Tensor, *, mask: Tensor | None = None) -> T
 
 
 def psnr_unbiased(prediction: Tensor, target: Tensor, *, mask: Tensor | None = None) -> Tensor:
-    """Return the PSNR after removing each band's mean error, which season and haze decide, not clouds (LESSONS 1)."""
+    """Return the PSNR after removing each band's mean error, which follows from season and haze rather than clouds."""
     error = prediction - target
     bias = torch.stack([_pixel_mean(band, mask) for band in error.unbind(1)], dim=1)
     return _decibel(_pixel_mean((error - bias[:, :, None, None]).square().mean(1), mask))
@@ -56,7 +56,7 @@ def ssim(
 ) -> Tensor:
     """Return the structural similarity of each image: Gaussian 11x11, sigma 1.5, C1 = .01^2, C2 = .03^2, range 1.
 
-    border "zero" pads with zeros (METHOD 8, the published figures; works for any size); "valid" scores only pixels
+    border "zero" pads with zeros (the published figures; works for any size); "valid" scores only pixels
     whose whole window lies inside, as scikit-image does. With a mask, the SSIM map is averaged over the scored pixels;
     their windows still see the pixels around.
     """
@@ -109,7 +109,7 @@ def sam(prediction: Tensor, target: Tensor, *, mask: Tensor | None = None) -> Te
 
 
 def sharpness(prediction: Tensor, target: Tensor, *, mask: Tensor | None = None) -> Tensor:
-    """Return the mean absolute gradient relative to the target's: below 1 is blur, above 1 is grain (LESSONS 2, 12).
+    """Return the mean absolute gradient relative to the target's: below 1 is blur, above 1 is grain.
 
     Differences of neighbouring pixels along both axes, only where both neighbours are scored. A flat target gives NaN.
     """
@@ -143,7 +143,7 @@ METRICS: dict[str, Metric] = {
 
 
 def mtc_stretch(image: Tensor) -> Tensor:
-    """Return an image as the published Sen2_MTC_New figures see it (METHOD 8; the CTGAN and DiffCR protocol).
+    """Return an image stretched as in the published Sen2_MTC_New figures (the CTGAN and DiffCR protocol).
 
     Counts of 0 to 10000, cut to [0, 2000], minus the image's own minimum over all three bands and pixels, divided by
     its own maximum. Prediction and target are each stretched by themselves, so a PSNR after it is no reflectance PSNR.
@@ -172,7 +172,7 @@ def evaluate(
     rgb: tuple[int, int, int] = (0, 1, 2),
     lpips: LPIPS | None = None,
 ) -> dict[str, Tensor]:
-    """Return metric name -> value per image (B,), in the order of `metrics` (METHOD 8).
+    """Return metric name -> value per image (B,), in the order of `metrics`.
 
     prediction, target: (B, C, H, W) reflectance in [0, 1]; protocol: a name of `PROTOCOLS`; mask: bool (B, H, W), True
     where a pixel is scored (others may hold NaN); rgb: where red, green and blue are among the bands, for LPIPS and

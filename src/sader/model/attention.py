@@ -1,4 +1,4 @@
-"""Hybrid attention (paper HABlock; METHOD 2.7): neighbourhood and global attention, mixed by the noise level.
+"""Hybrid attention (paper, HABlock, Eq. (14)): neighbourhood and global attention, mixed by the noise level.
 
 Neighbourhood attention is plain PyTorch: queries in 8 x 8 tiles, each with the window of keys that its 64 queries can
 reach, one boolean mask. No compiled extension is needed and the gradient works on the CPU.

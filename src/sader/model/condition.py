@@ -1,4 +1,4 @@
-"""The condition network (METHOD 2.3): the cloudy dates seen once, as features for every step of the diffusion.
+"""The condition network (docs/method.md#network): features of the cloudy dates for every step of the diffusion.
 
 It sees neither the diffused state nor the noise level, so it runs once per scene. An encoder shared by the dates,
 attention over them (TAE), and a decoder whose every block feeds one encoder block of the backbone.

@@ -1,4 +1,4 @@
-"""Attention over the dates (paper TAE and TFBlock; METHOD 2.4, 2.5), per pixel, for any number of dates.
+"""Attention over the dates (paper, TAE and TFBlock, Eqs. (10) to (13)), per pixel, for any number of dates.
 
 The public code moved axes by reinterpreting memory, which mixed time, channels and places; here they move by
 `rearrange`. Its learned T -> 1 sum of queries is a mean over the dates at hand, so that T is free and a missing date

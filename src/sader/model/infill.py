@@ -1,4 +1,4 @@
-"""Images with holes: a smooth weightless fill, random masks, and the loss that teaches a network to fill (METHOD 5).
+"""Images with holes: a smooth weightless fill, random masks, and the training loss of learned guides.
 
 Shared by the guides of the resampler (`model/guide.py`, `model/mae.py`). Images are (B, C, H, W), holes are bool
 (B, 1, H, W) with True = missing. Nothing here reads a missing pixel: it may hold anything, NaN included.
@@ -101,7 +101,7 @@ def _gathered_neighbours(height: int, width: int, device: torch.device) -> Calla
 def random_block_mask(
     batch: int, height: int, width: int, *, block: int = 8, rate: float = 0.5, generator: torch.Generator | None = None
 ) -> Tensor:
-    """Return holes bool (B, 1, H, W) made of square blocks that cover about `rate` of each image (METHOD 5: 8, 0.5).
+    """Return holes bool (B, 1, H, W) of square blocks that cover about `rate` of each image (paper: 8, 0.5).
 
     The grid of blocks is shifted at random, so that holes also cut through patches, as they do when sampling. The mask
     lives on the generator's device.
@@ -129,7 +129,7 @@ def masked_autoencoder_loss(
     boundary: float = 1.0,
     smoothness: float = 1.0,
 ) -> Tensor:
-    """Return the scalar training loss of a learned guide (METHOD 5): L1 + boundary + smoothness, weights 1, 1, 1.
+    """Return the scalar training loss of a learned guide: L1 + boundary + smoothness, weights 1, 1, 1.
 
     prediction, target: reflectance (B, C, H, W); only `missing` pixels (bool (B, 1, H, W)) of the prediction count,
     since the guide returns the input elsewhere.

@@ -1,4 +1,4 @@
-"""`MaskedAutoencoder`: a vision transformer that fills the holes of an image (paper, MAE-guided prior; METHOD 5).
+"""`MaskedAutoencoder`: a vision transformer that fills the holes of an image (paper, MAE-guided prior).
 
 The guide of the paper's resampling. Unlike the published one: predicted patches go back to their own block (there, a
 raw reshape made token n image row n), pixels missing inside a visible patch never leak in, hidden tokens are masked in
@@ -26,7 +26,7 @@ TYPICAL_REFLECTANCE = 0.2  # what is assumed of an image without a single visibl
 
 @dataclass(frozen=True)
 class MaskedAutoencoderConfig:
-    """Shape of a `MaskedAutoencoder`; the defaults are the paper's guide (METHOD 5)."""
+    """Shape of a `MaskedAutoencoder`; the defaults are the paper's guide."""
 
     bands: int = 3
     """Bands of the image, C; 3, 4 or 13 here."""
@@ -135,7 +135,7 @@ class TransformerBlock(nn.Module):
 
 
 class MaskedAutoencoder(nn.Module):
-    """Image with holes -> the whole image as the network imagines it (METHOD 5).
+    """Image with holes -> the whole image as predicted by the network.
 
     A patch is visible when more than half of its pixels are. Pixels missing inside it are replaced by the mean of its
     visible ones, and a visibility channel tells which they are. Hidden patches become one learned mask token.

@@ -1,4 +1,4 @@
-"""Radiometric matching: every date made to look as if taken under the light of one anchor date (LESSONS 2, 11).
+"""Radiometric matching: every date is mapped to the radiometry of one anchor date (docs/method.md#composite).
 
 For each date a linear map of all its bands onto the anchor's bands is fitted on pixels clear in both, once for the
 whole image and once around each cell, the local fit shrinking to the global one, the global one to the same mean level,
