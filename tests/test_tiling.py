@@ -6,6 +6,7 @@ import itertools
 
 import numpy as np
 import pytest
+import torch
 
 from sader.errors import ConfigError
 from sader.inference.tiling import Blend, Window, blend_weights, plan_windows
@@ -61,18 +62,46 @@ def test_weights_are_positive_and_fall_only_towards_neighbours(height, width, ti
 def test_an_image_cut_in_tiles_is_given_back(height, width, tile, overlap):
     rows, cols = np.mgrid[:height, :width].astype(np.float32)
     image = np.stack([np.full_like(rows, 0.25), rows / 100, 0.3 - cols / 77]).astype(np.float32)
-    blend = Blend(3, height, width, overlap=overlap)
+    blend = Blend(3, Window(0, 0, height, width), shape=(height, width), overlap=overlap)
     for window in plan_windows(height, width, tile=tile, overlap=overlap):
-        blend.add(window, image[(slice(None), *window.slices)])
+        blend.add(window, torch.from_numpy(image[(slice(None), *window.slices)]))
     np.testing.assert_allclose(blend.result(), image, atol=1e-6)
 
 
 def test_a_step_between_two_tiles_becomes_a_ramp_over_the_overlap():
     left, right = plan_windows(32, 48, tile=32, overlap=16)
-    blend = Blend(1, 32, 48, overlap=16)
-    blend.add(left, np.zeros((1, 32, 32), dtype=np.float32))
-    blend.add(right, np.ones((1, 32, 32), dtype=np.float32))
-    row = blend.result()[0, 10]
+    blend = Blend(1, Window(0, 0, 32, 48), shape=(32, 48), overlap=16)
+    blend.add(left, torch.zeros((1, 32, 32)))
+    blend.add(right, torch.ones((1, 32, 32)))
+    row = blend.result()[0, 10].numpy()
     assert (row[:16] == 0).all()
     assert (row[32:] == 1).all()
     np.testing.assert_allclose(np.diff(row[16:32]), 1 / 16, atol=1e-5)
+
+
+def test_rolling_rows_and_chunks_have_the_bits_of_the_whole():
+    shape, tile, overlap = (70, 90), 32, 8
+    windows = plan_windows(*shape, tile=tile, overlap=overlap)
+    planes = {
+        window: torch.randn((2, 32, 32), generator=torch.Generator().manual_seed(n)) for n, window in enumerate(windows)
+    }
+    whole = Blend(2, Window(0, 0, *shape), shape=shape, overlap=overlap)
+    for window in windows:
+        whole.add(window, planes[window])
+    chunk = Window(20, 31, 17, 40)
+    part = Blend(2, chunk, shape=shape, overlap=overlap)
+    rolling, rows = Blend(2, Window(0, 0, tile, 90), shape=shape, overlap=overlap), []
+    starts = sorted({window.row for window in windows})
+    for start, end in zip(starts, [*starts[1:], 70], strict=True):
+        for window in windows:
+            if window.row == start:
+                rolling.add(window, planes[window])
+        rows.append(rolling.result(end - start))
+        rolling.advance(end - start)
+        resumed = Blend(2, rolling.area, shape=shape, overlap=overlap)
+        resumed.restore(rolling.total, rolling.weight)
+        rolling = resumed
+    for window in windows:
+        part.add(window, planes[window])
+    assert torch.equal(torch.cat(rows, dim=1), whole.result())
+    assert torch.equal(part.result(), whole.result()[:, *chunk.slices])

@@ -13,7 +13,7 @@ from sader._version import __version__
 _WHERE = {
     "CloudRemover": "sader.inference.remover",
     "RemoverOptions": "sader.inference.options",
-    "remove_files": "sader.geo.files",
+    "remove_files": "sader.geo.remove",
     "remove_xarray": "sader.geo.xarray.cube",
     "MTCDN": "sader.model.mtcdn",
     "MTCDNConfig": "sader.model.mtcdn",
@@ -66,7 +66,7 @@ def __dir__() -> list[str]:
 if TYPE_CHECKING:
     from sader.checkpoint import load_checkpoint, save_checkpoint
     from sader.errors import SaderError
-    from sader.geo.files import remove_files
+    from sader.geo.remove import remove_files
     from sader.geo.xarray.cube import remove_xarray
     from sader.inference.options import RemoverOptions
     from sader.inference.remover import CloudRemover

@@ -12,6 +12,11 @@ from collections.abc import Iterable
 from types import ModuleType
 
 
+def printable(text: str) -> str:
+    """Return text for a terminal: control characters and bytes that are not UTF-8 are shown as escapes."""
+    return "".join(c if c.isprintable() or c == "\n" else c.encode("unicode_escape").decode() for c in text)
+
+
 class SaderError(Exception):
     """Base of all errors that name a mistake in the input, not in the program."""
 
@@ -38,6 +43,10 @@ class CheckpointError(SaderError, RuntimeError):
 
 class DataError(SaderError, RuntimeError):
     """A dataset, shard or scene cannot be read or used."""
+
+
+class ClusterError(DataError):
+    """A dask cluster is lost; the same command can continue on another one."""
 
 
 class OutputError(SaderError, OSError):

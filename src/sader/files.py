@@ -64,14 +64,19 @@ def locked(path: Path, *, wait: bool = False, busy: str = "") -> Iterator[None]:
     except ImportError:  # a system without such locks
         yield
         return
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        file = path.open("a")
-    except OSError as error:
-        raise OutputError(f"cannot write {path}: {error.strerror or error}. Choose another folder.") from error
-    with file:
+    while True:
         try:
-            fcntl.flock(file, fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            raise OutputError(busy or f"another process holds {path}. Wait until it ends.") from error
-        yield
+            path.parent.mkdir(parents=True, exist_ok=True)
+            file = path.open("a")
+        except OSError as error:
+            raise OutputError(f"cannot write {path}: {error.strerror or error}. Choose another folder.") from error
+        with file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError as error:
+                raise OutputError(busy or f"another process holds {path}. Wait until it ends.") from error
+            with contextlib.suppress(OSError):
+                # Another process may have removed the file between the opening and the lock.
+                if path.stat().st_ino == os.fstat(file.fileno()).st_ino:
+                    yield
+                    return

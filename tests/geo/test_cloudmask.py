@@ -11,13 +11,14 @@ import numpy as np
 import pytest
 
 from sader.errors import BandError, ConfigError, DataError, MissingDependencyError
-from sader.geo.read.detectors import BLOCK, DetectorMask
-from sader.geo.read.masks import MaskedSource, parse_scl, with_masks
+from sader.geo.grid import Grid
+from sader.geo.read.masks import BLOCK, DetectorMask, MaskedSource, parse_scl, with_masks
 from sader.geo.read.products import product_source
 from sader.geo.read.raster import BandFile
 from sader.geo.read.sentinel2 import open_safe
-from sader.geo.stack import DateSource, Grid, ValueCoding
+from sader.geo.stack import DateSource
 from sader.inference.tiling import Window
+from sader.inference.values import ValueCoding
 
 rasterio = pytest.importorskip("rasterio")
 CODING = ValueCoding("uint16", 1e-4, 0.0, 0.0)
@@ -100,17 +101,15 @@ def test_scl_where_there_is_none(l2a, plain):
 def test_a_masked_source_is_still_its_source(l2a):
     (wrapped,) = with_masks([l2a], "scl")
     assert isinstance(wrapped, DateSource)
-    for name in ("name", "date", "bands", "grid", "coding", "href", "paths"):
+    for name in ("name", "date", "bands", "grid", "coding", "origins", "paths"):
         assert getattr(wrapped, name) == getattr(l2a, name)
     window = Window(3, 4, 5, 6)
     np.testing.assert_array_equal(
         wrapped.read(window, bands=("B04",), grid=l2a.grid)[0], l2a.read(window, bands=("B04",), grid=l2a.grid)[0]
     )
-    assert wrapped.read_digital(window, bands=("B04",), grid=l2a.grid).dtype == np.uint16
+    assert wrapped.read_numbers(window, bands=("B04",), grid=l2a.grid).dtype == np.uint16
     again = pickle.loads(pickle.dumps(wrapped))
     assert again == wrapped
-    with pytest.raises(AttributeError):
-        _ = wrapped.nonsense
 
 
 # Files.

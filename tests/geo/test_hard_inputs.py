@@ -11,14 +11,14 @@ import pytest
 from sader.bands import canonical, names_of_file
 from sader.errors import BandError, DataError
 from sader.geo.align import build_stack
+from sader.geo.grid import Grid
 from sader.geo.offset import check_counts, check_source
 from sader.geo.read.geotiff import open_geotiff
 from sader.geo.read.masks import with_masks
 from sader.geo.read.sources import open_sources
 from sader.geo.remove import choose_model, few_bands
-from sader.geo.scene.overview import find_reference, take_look
-from sader.geo.scene.run import SceneOptions, clear_scene
-from sader.geo.stack import Grid
+from sader.geo.scene.overview import read_overview
+from sader.geo.scene.run import SceneOptions, choose_reference, clear_scene
 from sader.inference.remover import CloudRemover
 from sader.inference.tiling import Window
 
@@ -74,7 +74,7 @@ def test_a_band_that_its_file_calls_alpha_is_what_its_name_says(tmp_path, write_
     rgbn = ("B04", "B03", "B02", "B08")
     for source in (open_geotiff(named)[0], open_geotiff(plain, bands=rgbn)[0]):
         assert source.bands == rgbn
-        assert np.array_equal(source.read_digital(source.grid.whole, bands=rgbn, grid=source.grid), array)
+        assert np.array_equal(source.read_numbers(source.grid.whole, bands=rgbn, grid=source.grid), array)
     assert open_geotiff(plain)[0].bands == rgbn[:3]
 
 
@@ -84,7 +84,7 @@ def test_a_named_band_called_alpha_is_warped_like_any_other(tmp_path, write_date
     put_colours(marked, "red", "green", "blue", "alpha")
     plain = write_date(tmp_path / "plain.tif", array)
     grid = Grid("EPSG:32632", BESIDE, 90, 70)
-    read = [open_geotiff(path)[0].read_digital(grid.whole, bands=RGBN, grid=grid) for path in (marked, plain)]
+    read = [open_geotiff(path)[0].read_numbers(grid.whole, bands=RGBN, grid=grid) for path in (marked, plain)]
     assert np.array_equal(*read)
 
 
@@ -144,7 +144,7 @@ def test_a_nodata_value_that_nobody_named_is_hinted_at(tmp_path, write_date, lan
     path = write_date(tmp_path / "a.tif", array, nodata=None)
     stack = build_stack(open_sources([path]), tiny.config.network, notice=quiet)
     with pytest.raises(ValueError, match=r"down to -3.2768.*rio edit-info --nodata VALUE FILE"):
-        take_look(stack, tiny)
+        read_overview(stack, tiny)
 
 
 def test_counts_of_landsat_are_pointed_out(tmp_path, write_date, land):
@@ -166,7 +166,7 @@ def test_nothing_clear_in_any_date_is_said(tmp_path, write_date, land, tiny):
     stack = build_stack(open_sources([path], mask=[covered]), tiny.config.network, notice=quiet)
     said: list[str] = []
     clear_scene(stack, tiny, tmp_path / "c.tif", SceneOptions(), notice=said.append)
-    assert any("clouds hide 99% of every date and more" in text and "--scale" in text for text in said)
+    assert any("clouds hide 99% or more of every date" in text and "--scale" in text for text in said)
     said.clear()
     covered = write_date(tmp_path / "m2.tif", np.zeros((1, 70, 90), np.uint8), bands=None, nodata=None)
     stack = build_stack(open_sources([path], mask=[covered]), tiny.config.network, notice=quiet)
@@ -197,7 +197,7 @@ def test_bands_stored_in_different_ways(tmp_path, write_date, land):
     first = vrt_of(tmp_path / "first.vrt", [(classes, 1, "Byte", "SCL", 255), *bands])
     source, _ = open_geotiff(first)
     assert (source.coding.dtype, source.coding.nodata) == ("uint16", 0)
-    assert np.array_equal(source.read_digital(source.grid.whole, bands=RGBN, grid=source.grid), land(0))
+    assert np.array_equal(source.read_numbers(source.grid.whole, bands=RGBN, grid=source.grid), land(0))
     mixed = vrt_of(tmp_path / "mixed.vrt", [*bands[:3], (image, 4, "Float32", "B08", -1)])
     with pytest.raises(
         DataError, match=r"mixed\.vrt stores its bands differently \(float32, nodata -1\.0; uint16, nod"
@@ -314,9 +314,9 @@ def test_files_of_one_name_in_folders_of_dates(tmp_path, write_date, tiny):
     assert [source.name for source in sources] == [f"{day}/image.tif" for day in days]
     assert [f"{source.date:%Y-%m-%d}" for source in sources if source.date] == list(days)
     stack = build_stack(sources, tiny.config.network, notice=quiet)
-    look = take_look(stack, tiny)
+    overview = read_overview(stack, tiny)
     for wanted in (str(paths[1]), "2022-05-13", "2022-05-13/image.tif"):
-        assert find_reference(wanted, stack, look) == 1
+        assert choose_reference(SceneOptions(reference=wanted), stack, overview, tiny, quiet) == 1
 
 
 def test_one_of_several_files_of_one_name_lies_elsewhere(tmp_path, write_date, tiny):
@@ -338,7 +338,7 @@ def test_paths_that_only_gdal_knows(tmp_path, write_date, land):
         (source,) = open_sources([text])
         assert source.name == path.name
         assert f"{source.date:%Y%m%d}" == "20220310"
-        assert np.array_equal(source.read_digital(Window(0, 0, 70, 90), bands=RGBN, grid=source.grid), land(0))
+        assert np.array_equal(source.read_numbers(Window(0, 0, 70, 90), bands=RGBN, grid=source.grid), land(0))
     with pytest.raises(DataError, match=r"all\.zip is a zip archive.*/vsizip/.*/NAME\.tif"):
         open_sources([archive])
     with pytest.raises(DataError, match=r"cannot read /vsizip/.*nothing\.tif"):

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from sader.errors import ConfigError
+from sader.geo.grid import Grid
 from sader.geo.offset import (
     check_counts,
     check_source,
@@ -19,7 +20,7 @@ from sader.geo.offset import (
     parse_offset,
     sample_windows,
 )
-from sader.geo.stack import Grid, ValueCoding
+from sader.inference.values import ValueCoding
 
 rng = np.random.default_rng(3)
 

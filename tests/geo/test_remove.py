@@ -93,7 +93,7 @@ def test_the_command_uses_lines_in_a_log(tmp_path, remove, write_date, monkeypat
     status, _, err = remove(write_date(tmp_path / "a.tif", 0), "-o", tmp_path / "c.tif", "--no-item", "--tile", 48)
     assert status == 0, err
     assert "removing clouds: 2 of " in err
-    assert "note: tiles of 48 pixels show the model too little of the place" in err
+    assert "note: tiles of 48 pixels contain too little context" in err
 
 
 def test_the_weights_of_a_run_go_by_its_name(tmp_path, remove, write_date, tiny_file):
@@ -394,8 +394,8 @@ def test_a_read_only_folder(tmp_path, remove, write_date):
     [
         (["--device", "abacus"], "ConfigError: --device is 'abacus'; expected cpu, cuda or cuda:0."),
         (["--offset", "5"], "ConfigError: offset is 5; expected auto, none or a negative number"),
-        (["--steps", "many"], "ConfigError: steps is 'many'; expected a number such as 4"),
-        (["--seed", "-1"], "ConfigError: seed is -1; expected a whole number from 0 on."),
+        (["--steps", "many"], "ConfigError: steps is 'many'; expected a number from 1 to 1000 such as 4"),
+        (["--seed", "-1"], "ConfigError: seed is -1; expected a whole number of at least 0."),
         (
             ["--tile", "32", "--overlap", "20"],
             "ConfigError: overlap 20 with tile 32; expected 0 <= overlap <= tile / 2.",

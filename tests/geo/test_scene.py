@@ -8,14 +8,19 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from sader.checkpoint import Checkpoint
 from sader.errors import ConfigError, DataError, OutputError
 from sader.geo.align import build_stack
+from sader.geo.grid import Grid
 from sader.geo.read.sources import open_sources
-from sader.geo.scene.run import NODATA, OBSERVED, RECONSTRUCTED, SceneOptions, clear_scene
-from sader.geo.stack import Grid
+from sader.geo.scene.options import SceneOptions
+from sader.geo.scene.run import clear_scene
+from sader.geo.scene.tiles import StackScene
 from sader.inference.remover import CloudRemover
+from sader.inference.scene import ScenePlan, predict_windows
+from sader.inference.values import NODATA, OBSERVED, RECONSTRUCTED
 
 rasterio = pytest.importorskip("rasterio")
 CLOUD = (slice(10, 40), slice(20, 60))
@@ -124,45 +129,6 @@ def test_files_and_arrays_agree_on_a_scene_of_several_tiles(tmp_path, dates, tin
     assert np.abs(read(out)[seen] * 1e-4 - expected.clear[seen]).max() < 1.01e-4
 
 
-def test_tile_by_tile_is_predict(tiny, land):
-    """`predict_tile` with `plan_windows`, `scene_match` and `Blend` gives the bits of `predict`."""
-    from sader.inference.tiling import Blend, plan_windows
-
-    cloudy = np.stack([land(n) for n in range(3)]) * np.float32(1e-4)
-    mask = np.random.default_rng(0).random((3, 70, 90)) < 0.2
-    whole = tiny.predict(cloudy, reference=1, cloud_mask=mask, seed=2, samples=2, steps=2)
-    image, spread, cloud = (Blend(n, 70, 90, overlap=8) for n in (4, 4, 3))
-    windows = plan_windows(70, 90, tile=32, overlap=8)
-    everywhere = np.ones((3, 70, 90), bool)
-    match = tiny.scene_match(
-        cloudy, valid=everywhere, cloud=mask.astype(np.float32), reference=1, shape=(70, 90)
-    )  # the look at a small scene is the scene
-    assert match is not None
-    made = {}
-    for window in reversed(windows):  # whoever computes a tile, and when
-        part = (slice(None), *window.slices)
-        made[window] = tiny.predict_tile(
-            cloudy[:, :, *window.slices],
-            window=window,
-            cloud_mask=mask[part],
-            reference=1,
-            seed=2,
-            samples=2,
-            steps=2,
-            match=match,
-        )
-    for window in windows:
-        image.add(window, made[window].clear)
-        spread.add(window, made[window].spread)
-        cloud.add(window, made[window].cloud)
-    clear, kept = tiny.finish(
-        image.result(), cloudy[1], cloud=cloud.result(), valid=np.ones((3, 70, 90), bool), reference=1
-    )
-    np.testing.assert_array_equal(clear, whole.clear)
-    np.testing.assert_array_equal(kept, whole.kept)
-    np.testing.assert_array_equal(np.where(kept, 0, spread.result()), whole.spread)
-
-
 def test_layers_beside_the_output(tmp_path, dates, tiny):
     paths, _arrays, masks = dates
     options = SceneOptions(reference=0, uncertainty=True, count=True, provenance=True, samples=2, steps=2)
@@ -251,7 +217,9 @@ def test_auto_takes_the_clearest(tmp_path, dates, tiny):
 def test_unknown_references_are_refused(tmp_path, dates, tiny):
     paths, _, _ = dates
     stack = stack_of(paths, tiny)
-    with pytest.raises(ConfigError, match=r"--reference '2023-01-01' means none of the dates: S2_2022-03-10.tif"):
+    with pytest.raises(
+        ConfigError, match=r"reference is '2023-01-01', which fits none of the dates: S2_2022-03-10.tif"
+    ):
         clear_scene(stack, tiny, tmp_path / "c.tif", SceneOptions(reference="2023-01-01"), notice=quiet)
     with pytest.raises(ConfigError, match="reference is 3; there are 3 dates"):
         clear_scene(stack, tiny, tmp_path / "c.tif", SceneOptions(reference=3), notice=quiet)
@@ -265,13 +233,13 @@ def test_clear_tiles_need_no_network(tmp_path, tiny, write_date, land, monkeypat
     mask[0, :10, :10] = 1
     masks = [write_date(tmp_path / f"m{n}.tif", mask, bands=None, nodata=None) for n in range(2)]
     made: list[Any] = []
-    work = CloudRemover.predict_tiles
+    work = CloudRemover.compute
 
-    def counted(self: CloudRemover, tiles: Any, *, windows: Any, **given: Any) -> Any:
+    def counted(self: CloudRemover, inputs: Any, windows: Any, **given: Any) -> Any:
         made.extend(windows)
-        return work(self, tiles, windows=windows, **given)
+        return work(self, inputs, windows, **given)
 
-    monkeypatch.setattr(CloudRemover, "predict_tiles", counted)
+    monkeypatch.setattr(CloudRemover, "compute", counted)
     out = tmp_path / "clear.tif"
     clear_scene(stack_of(paths, tiny, mask=masks), tiny, out, SceneOptions(reference=0), notice=quiet)
     assert [(window.row, window.col) for window in made] == [(0, 0)]
@@ -369,44 +337,59 @@ def test_values_stay_in_the_coding_of_the_reference(tmp_path, tiny, write_date, 
             np.testing.assert_array_equal(made.read(), numbers)
 
 
-def test_memory_runs_out_and_the_batch_is_halved(tmp_path, dates, tiny, monkeypatch):
-    import torch
-
+def test_memory_runs_out_and_the_batch_is_halved(dates, tiny, monkeypatch, caplog):
     paths, _, _ = dates
-    remover = retile(tiny, batch_size=4)
+    scene = StackScene(stack_of(paths, tiny))
+    plan = ScenePlan(
+        shape=(70, 90),
+        bands=scene.bands,
+        codings=scene.codings,
+        days=None,
+        reference=None,
+        match=None,
+        tile=32,
+        overlap=8,
+    )
+
+    def read(windows: Any) -> Any:
+        return [scene.read(window) for window in windows]
+
+    one_by_one = [predict_windows(plan, tiny, read, [window])[0] for window in plan.windows[:4]]
     sizes: list[int] = []
-    work = CloudRemover.predict_tiles
+    work = CloudRemover.compute
 
-    def hungry(self: CloudRemover, tiles: Any, **given: Any) -> Any:
-        sizes.append(len(tiles))
-        if len(tiles) > 1:
+    def hungry(self: CloudRemover, inputs: Any, windows: Any, **given: Any) -> Any:
+        sizes.append(len(windows))
+        if len(windows) > 1:
             raise torch.OutOfMemoryError("CUDA out of memory")
-        return work(self, tiles, **given)
+        return work(self, inputs, windows, **given)
 
-    monkeypatch.setattr(CloudRemover, "predict_tiles", hungry)
-    from sader.geo.scene.tiles import SceneJob
+    monkeypatch.setattr(CloudRemover, "compute", hungry)
+    tiles = predict_windows(plan, tiny, read, plan.windows[:4])
+    assert sizes == [4, 2, 1, 1, 2, 1, 1]
+    assert "out of memory on the device; continuing with batches of 2" in caplog.text
+    assert all(torch.equal(one.planes, two.planes) for one, two in zip(one_by_one, tiles, strict=True))
 
-    start = SceneJob.__init__
-
-    def with_batch(self: SceneJob, *given: Any, **named: Any) -> None:
-        start(self, *given, **named)
-        self.batch = 4  # on a CPU it is 1
-
-    monkeypatch.setattr(SceneJob, "__init__", with_batch)
-    texts: list[str] = []
-    clear_scene(stack_of(paths, remover), remover, tmp_path / "c.tif", SceneOptions(reference=0), notice=texts.append)
-    assert sizes[:3] == [4, 2, 1]
-    assert "out of memory on the device; going on with batches of 1." in texts
-
-    def starving(self: CloudRemover, tiles: Any, **given: Any) -> Any:
+    def starving(self: CloudRemover, inputs: Any, windows: Any, **given: Any) -> Any:
         raise torch.OutOfMemoryError("CUDA out of memory")
 
-    monkeypatch.setattr(CloudRemover, "predict_tiles", starving)
+    monkeypatch.setattr(CloudRemover, "compute", starving)
     with pytest.raises(
         ConfigError, match=r"not enough memory for one tile of 32 pixels with 3 dates\. Use a smaller --tile"
     ):
-        clear_scene(stack_of(paths, remover), remover, tmp_path / "d.tif", notice=quiet)
-    assert not list(tmp_path.glob(".*")), "nothing half-done is left"
+        predict_windows(plan, tiny, read, plan.windows[:2])
+
+
+@pytest.mark.parametrize("threads", [1, 3])
+def test_the_result_does_not_depend_on_the_number_of_threads(tmp_path, dates, tiny, threads):
+    paths, _, _ = dates
+    stack, before = stack_of(paths, tiny), torch.get_num_threads()
+    clear_scene(stack, tiny, tmp_path / "a.tif", SceneOptions(threads=2), notice=quiet)
+    clear_scene(stack, tiny, tmp_path / "b.tif", SceneOptions(threads=threads), notice=quiet)
+    np.testing.assert_array_equal(read(tmp_path / "a.tif"), read(tmp_path / "b.tif"))
+    assert torch.get_num_threads() == before
+    with pytest.raises(ConfigError, match="threads is 0; expected 1 to 1024"):
+        SceneOptions(threads=0)
 
 
 def test_an_existing_output_is_kept_unless_told(tmp_path, dates, tiny):
@@ -426,8 +409,8 @@ def test_an_existing_output_is_kept_unless_told(tmp_path, dates, tiny):
 def test_not_enough_room_is_said_before_the_work(tmp_path, dates, tiny, monkeypatch):
     paths, _, _ = dates
     usage = type("usage", (), {"free": 100_000})
-    monkeypatch.setattr("sader.geo.scene.publish.shutil.disk_usage", lambda path: usage)
-    with pytest.raises(OutputError, match=r"takes up to \d+\.\d MB while it is made; 0\.1 MB are free"):
+    monkeypatch.setattr("sader.geo.scene.run.shutil.disk_usage", lambda path: usage)
+    with pytest.raises(OutputError, match=r"takes up to \d+\.\d MB for a while; 0\.1 MB are free"):
         clear_scene(stack_of(paths, tiny), tiny, tmp_path / "c.tif", notice=quiet)
     assert not list(tmp_path.glob(".*"))
 

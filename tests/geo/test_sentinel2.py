@@ -42,7 +42,7 @@ def test_an_l2a_product(make_safe, scene_counts):
     for at, band in enumerate(FINE):
         wanted = scene_counts(band, 10)[20:70, 30:70] / 10000
         np.testing.assert_allclose(values[at], wanted, atol=1e-6, err_msg=band)
-    digital = source.read_digital(window, bands=("B04",), grid=source.grid)
+    digital = source.read_numbers(window, bands=("B04",), grid=source.grid)
     np.testing.assert_array_equal(digital[0], scene_counts("B04", 10, shift=1000)[20:70, 30:70])
 
 
@@ -109,8 +109,9 @@ def test_offsets_may_differ_from_band_to_band(make_safe):
     theirs, _ = even.read(plain, bands=("B02", "B03"), grid=even.grid)
     np.testing.assert_allclose(ours[0] - theirs[0], 0.01, atol=1e-6)
     np.testing.assert_allclose(ours[1], theirs[1])
-    counts = odd.read_digital(plain, bands=("B02",), grid=odd.grid)
-    np.testing.assert_allclose(counts[0] * 1e-4 - 0.1, ours[0], atol=1e-6)
+    counts = odd.read_numbers(plain, bands=("B02",), grid=odd.grid)
+    assert [round(one.offset, 6) for one in odd.codings(("B02", "B03"))] == [-0.09, -0.1]
+    np.testing.assert_allclose(counts[0] * 1e-4 - 0.09, ours[0], atol=1e-6)
 
 
 def test_a_new_baseline_without_a_list_is_said(make_safe):
@@ -149,7 +150,7 @@ def test_another_grid(make_safe):
     """Read on a grid of another reference system, and on a part of the own one."""
     from rasterio.warp import calculate_default_transform
 
-    from sader.geo.stack import Grid
+    from sader.geo.grid import Grid
 
     source = open_safe(make_safe("L2A", cloud_rows=30))
     part = source.grid.part(Window(10, 20, 64, 48))

@@ -9,11 +9,13 @@ import numpy as np
 import pytest
 
 from sader.errors import BandError, DataError, ShapeError
+from sader.geo.grid import Grid
 from sader.geo.read.arrays import ArraySource, source_from
 from sader.geo.read.geotiff import date_in, open_geotiff
 from sader.geo.read.sources import open_sources
-from sader.geo.stack import DateSource, Grid, ValueCoding
+from sader.geo.stack import DateSource
 from sader.inference.tiling import Window
+from sader.inference.values import ValueCoding
 
 rasterio = pytest.importorskip("rasterio")
 WHOLE = Window(0, 0, 70, 90)
@@ -50,7 +52,7 @@ def test_names_choose_and_positions_need_names(tmp_path, write_date):
     chosen, _ = open_geotiff(named, bands=("B08", "B02"))
     assert chosen.bands == ("B02", "B03", "B04", "B08"), "the file's own names stand"
     given, _ = open_geotiff(plain, bands=("B08", "B04", "B03", "B02"))
-    numbers = given.read_digital(WHOLE, bands=("B02", "B08"), grid=given.grid)
+    numbers = given.read_numbers(WHOLE, bands=("B02", "B08"), grid=given.grid)
     with rasterio.open(plain) as dataset:
         np.testing.assert_array_equal(numbers, dataset.read([4, 1]))
     with pytest.raises(BandError, match=r"named.tif has no band B11; it has B02, B03, B04, B08\."):
@@ -157,9 +159,9 @@ def test_nothing_given():
 def test_a_file_written_anew_is_read_anew(tmp_path, write_date, land):
     path = write_date(tmp_path / "a.tif", land(0))
     source, _ = open_geotiff(path)
-    before = source.read_digital(WHOLE, bands=("B02",), grid=source.grid)
+    before = source.read_numbers(WHOLE, bands=("B02",), grid=source.grid)
     write_date(path, land(3))
-    after = source.read_digital(WHOLE, bands=("B02",), grid=source.grid)
+    after = source.read_numbers(WHOLE, bands=("B02",), grid=source.grid)
     np.testing.assert_array_equal(before[0], land(0)[0])
     np.testing.assert_array_equal(after[0], land(3)[0])
 

@@ -15,13 +15,13 @@ import numpy as np
 import pytest
 
 from sader.errors import BandError, ConfigError, DataError
-from sader.geo.grid import crop_grid, parse_bbox, parse_dates
+from sader.geo.grid import Grid, crop_grid, parse_bbox, parse_dates
 from sader.geo.read.products import MosaicSource
 from sader.geo.stac.assets import bands_of, classification_of, locate
 from sader.geo.stac.items import is_stac, load_items
 from sader.geo.stac.search import open_items, search
 from sader.geo.stac.write import write_item
-from sader.geo.stack import DateSource, Grid
+from sader.geo.stack import DateSource
 from sader.inference.tiling import Window
 
 rasterio = pytest.importorskip("rasterio")
@@ -193,7 +193,7 @@ def test_a_tile_across_two_data_strips(make_item, tmp_path):
     assert isinstance(source, MosaicSource)
     _, valid = read_all(source)
     assert valid.all()
-    assert source.read_digital(Window(0, 0, 2, 120), bands=("B04",), grid=source.grid).min() > 1000
+    assert source.read_numbers(Window(0, 0, 2, 120), bands=("B04",), grid=source.grid).min() > 1000
     assert len(source.paths) == 12
 
 
@@ -232,7 +232,7 @@ def test_neighbouring_tiles_are_one_date(make_item, tmp_path, scene_counts):
     both = sources[0]
     assert (both.grid.width, both.grid.height) == (220, 120)
     assert both.name == f"{left.stem} + {right.stem}"
-    assert len(both.hrefs) == 2
+    assert len(both.origins) == 2
     values, valid = read_all(both, ("B04",))
     assert valid.all()
     np.testing.assert_allclose(values[0][60:, 20:120], scene_counts("B04", 10)[60:, 20:] / 10000, atol=1e-6)

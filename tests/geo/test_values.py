@@ -1,4 +1,4 @@
-"""What is done to values: the formulas of `sader.geo.values`, to the last bit."""
+"""What is done to values: the formulas of `sader.inference.values`, to the last bit."""
 
 from __future__ import annotations
 
@@ -6,41 +6,48 @@ import numpy as np
 import pytest
 
 from sader.errors import DataError
-from sader.geo.stack import ValueCoding
-from sader.geo.values import coding_of, decode, encode, for_network
+from sader.inference.values import ValueCoding, coding_of, decode_array, encode_array
 
 COUNTS = ValueCoding("uint16", 1e-4, 0.0, 0.0)
 SHIFTED = ValueCoding("uint16", 1e-4, -0.1, 0.0)
 
 
 def test_decode_is_scale_and_offset_and_zero_is_nothing():
-    numbers = np.array([[0, 1, 1000, 10000, 65535]], np.uint16)
-    values, valid = decode(numbers, SHIFTED)
+    numbers = np.array([[[0, 1, 1000, 10000, 65535]]], np.uint16)
+    values, valid = decode_array(numbers, [SHIFTED])
     assert valid.tolist() == [[False, True, True, True, True]]
-    np.testing.assert_allclose(values[0, 1:], [-0.0999, 0.0, 0.9, 6.4535], atol=1e-6)
+    np.testing.assert_allclose(values[0, 0, 1:], [-0.0999, 0.0, 0.9, 6.4535], atol=1e-6)
     assert values.dtype == np.float32
-    assert values[0, 0] == 0
+    assert values[0, 0, 0] == 0
+
+
+def test_a_pixel_needs_all_its_bands_and_each_band_has_its_coding():
+    numbers = np.array([[[0, 2000, 3000]], [[2000, 7, 3000]]], np.uint16)
+    values, valid = decode_array(numbers, [SHIFTED, ValueCoding("uint16", 2e-4, 0.0, 7.0)])
+    assert valid.tolist() == [[False, False, True]]
+    assert values[:, 0, :2].tolist() == [[0.0, 0.0], [0.0, 0.0]]
+    np.testing.assert_allclose(values[:, 0, 2], [0.2, 0.6], rtol=1e-6)
 
 
 @pytest.mark.parametrize("coding", [COUNTS, SHIFTED, ValueCoding("int16", 1e-4, 0.0, -9999.0)])
 def test_every_count_survives_the_round_trip(coding):
     limits = np.iinfo(coding.dtype)
     numbers = np.arange(limits.min, limits.max + 1).astype(coding.dtype)[None, None]
-    values, valid = decode(numbers, coding)
-    again = encode(values, valid[0], coding)
+    values, valid = decode_array(numbers, [coding])
+    again = encode_array(values, valid, coding)
     np.testing.assert_array_equal(again, numbers)
 
 
 def test_a_valid_result_never_becomes_nodata_and_never_wraps():
     image = np.array([[[-0.5, 0.0, 0.00004, 7.0, np.nan]]], np.float32)
     valid = np.array([[True, True, True, True, False]])
-    assert encode(image, valid, COUNTS).ravel().tolist() == [1, 1, 1, 65535, 0]
+    assert encode_array(image, valid, COUNTS).ravel().tolist() == [1, 1, 1, 65535, 0]
     top = ValueCoding("uint16", 1e-4, 0.0, 65535.0)
-    assert encode(image, valid, top).ravel().tolist() == [0, 0, 0, 65534, 65535]
+    assert encode_array(image, valid, top).ravel().tolist() == [0, 0, 0, 65534, 65535]
     signed = ValueCoding("int16", 1e-4, 0.0, -1.0)
-    assert encode(np.full((1, 1, 1), -1e-4, np.float32), np.ones((1, 1), bool), signed).item() == 0
+    assert encode_array(np.full((1, 1, 1), -1e-4, np.float32), np.ones((1, 1), bool), signed).item() == 0
     floats = ValueCoding("float32", 1.0, 0.0, 0.0)
-    made = encode(np.zeros((1, 1, 1), np.float32), np.ones((1, 1), bool), floats)
+    made = encode_array(np.zeros((1, 1, 1), np.float32), np.ones((1, 1), bool), floats)
     assert made.item() != 0.0
     assert abs(made.item()) < 1e-30
 
@@ -48,13 +55,8 @@ def test_a_valid_result_never_becomes_nodata_and_never_wraps():
 def test_not_finite_is_never_data():
     for nodata in (None, float("nan"), -9999.0):
         coding = ValueCoding("float32", 1.0, 0.0, nodata)
-        _, valid = decode(np.array([[np.nan, np.inf, -np.inf, 0.2]], np.float32), coding)
+        _, valid = decode_array(np.array([[[np.nan, np.inf, -np.inf, 0.2]]], np.float32), [coding])
         assert valid.tolist() == [[False, False, False, True]]
-
-
-def test_only_the_impossible_is_cut_for_the_network():
-    values = np.array([-5.0, -0.05, 0.0, 1.4, 6.5], np.float32)
-    np.testing.assert_array_equal(for_network(values), np.array([-0.2, -0.05, 0.0, 1.4, 3.0], np.float32))
 
 
 def coding(**changes):
@@ -80,6 +82,7 @@ def test_what_a_file_does_not_say():
         ({"dtype": "uint8"}, "Eight bits are a picture"),
         ({"dtype": "uint64", "scale": 1e-4}, "a.tif holds uint64 values; expected uint16"),
         ({"scale": -1.0}, "scale -1; expected a positive number"),
+        ({"scale": 1e-4, "offset": float("nan")}, "offset nan; expected a finite number"),
     ],
 )
 def test_types_that_hold_no_reflectance_are_refused(changes, message):

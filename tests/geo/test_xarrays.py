@@ -9,11 +9,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-import sader
 from sader.checkpoint import Checkpoint
 from sader.errors import BandError, ConfigError, DataError, SaderError, ShapeError, ValueRangeError
-from sader.geo.xarray.cube import decoded, find_reference, mask_data, open_cube
+from sader.geo.xarray.cube import cube_scene, mask_data, open_cube, remove_xarray
 from sader.inference.remover import CloudRemover, RemoverOptions
+from sader.inference.scene import find_reference
 from sader.models import build_model
 from sader.presets import get_preset
 
@@ -57,7 +57,7 @@ def cube(height: int = 24, width: int = 40, dates: int = 3, *, crs: bool = True,
 
 def test_an_array_in_memory_gives_what_the_remover_gives_and_keeps_place_and_names(remover):
     array = cube()
-    result = sader.remove_xarray(remover, array, reference=1, seed=3)
+    result = remove_xarray(remover, array, reference=1, seed=3)
     assert np.array_equal(result.values, remover(array.values, reference=1, seed=3))
     assert result.dims == ("band", "y", "x")
     assert list(result.band.values) == BANDS
@@ -71,16 +71,16 @@ def test_an_array_in_memory_gives_what_the_remover_gives_and_keeps_place_and_nam
 def test_an_array_in_memory_needs_no_dask(remover, monkeypatch):
     monkeypatch.setitem(sys.modules, "dask", None)
     monkeypatch.setitem(sys.modules, "dask.array", None)
-    assert sader.remove_xarray(remover, cube(), reference=0).shape == (4, 24, 40)
+    assert remove_xarray(remover, cube(), reference=0).shape == (4, 24, 40)
 
 
 def test_axes_are_found_by_name_in_any_order_and_under_other_names(remover):
     array = cube()
-    wanted = sader.remove_xarray(remover, array, reference=0)
+    wanted = remove_xarray(remover, array, reference=0)
     turned = array.transpose("x", "band", "time", "y")
-    assert np.array_equal(sader.remove_xarray(remover, turned, reference=0), wanted)
+    assert np.array_equal(remove_xarray(remover, turned, reference=0), wanted)
     named = array.rename(time="t", band="bands", y="latitude", x="longitude")
-    result = sader.remove_xarray(remover, named, reference=0)
+    result = remove_xarray(remover, named, reference=0)
     assert result.dims == ("bands", "latitude", "longitude")
     assert np.array_equal(result, wanted)
 
@@ -88,24 +88,22 @@ def test_axes_are_found_by_name_in_any_order_and_under_other_names(remover):
 def test_bands_are_found_by_name_not_by_position(remover):
     array = cube()
     other = array.isel(band=[3, 0, 2, 1])
-    result = sader.remove_xarray(remover, other, reference=None)
+    result = remove_xarray(remover, other, reference=None)
     assert list(result.band.values) == ["B08", "B02", "B04", "B03"]
-    assert np.array_equal(result.sel(band=BANDS), sader.remove_xarray(remover, array, reference=None))
+    assert np.array_equal(result.sel(band=BANDS), remove_xarray(remover, array, reference=None))
     words = array.assign_coords(band=["blue", "green", "red", "nir"])
-    assert list(sader.remove_xarray(remover, words, reference=None).band.values) == ["blue", "green", "red", "nir"]
+    assert list(remove_xarray(remover, words, reference=None).band.values) == ["blue", "green", "red", "nir"]
 
 
 def test_fewer_bands_than_the_model_has_are_enough(remover):
-    result = sader.remove_xarray(remover, cube().sel(band=["B04", "B03"]), reference=0)
+    result = remove_xarray(remover, cube().sel(band=["B04", "B03"]), reference=0)
     assert list(result.band.values) == ["B04", "B03"]
 
 
 def test_a_dataset_with_one_variable_per_band_is_stacked(remover):
     array = cube()
     dataset = array.to_dataset(dim="band")
-    assert np.array_equal(
-        sader.remove_xarray(remover, dataset, reference=0), sader.remove_xarray(remover, array, reference=0)
-    )
+    assert np.array_equal(remove_xarray(remover, dataset, reference=0), remove_xarray(remover, array, reference=0))
 
 
 def test_integers_are_read_with_their_cf_attributes(remover):
@@ -115,13 +113,14 @@ def test_integers_are_read_with_their_cf_attributes(remover):
     counts[2, 1, 20, 30] = 0  # one band is enough to make the date's pixel unknown
     counts.attrs = {"scale_factor": 1e-4, "add_offset": -0.1, "_FillValue": 0}
     found = open_cube(counts, remover)
-    values, valid = decoded(found.data, found.coding)
+    scene = cube_scene(found, found.data, None)
+    values, valid = scene.cloudy, scene.valid
     assert not valid[1, :5, :7].any()
     assert not valid[2, 20, 30]
     assert valid.sum() == valid.size - 36
     assert np.abs(values - array.values).max(where=valid[:, None], initial=0) < 6e-5
     assert (values[np.broadcast_to(~valid[:, None], values.shape)] <= 0.5).all()
-    result = sader.remove_xarray(remover, counts, reference=0)
+    result = remove_xarray(remover, counts, reference=0)
     assert np.isfinite(result).all()
     assert not {"scale_factor", "add_offset", "_FillValue"} & set(result.attrs)
 
@@ -133,7 +132,7 @@ def test_every_usual_name_of_nodata_is_understood(remover, key):
     counts.attrs = {"scale_factor": 1e-4, key: [-999] if key == "nodata" else -999}
     found = open_cube(counts, remover)
     assert found.coding.nodata == -999
-    assert decoded(found.data, found.coding)[1].sum() == 3 * 24 * 40 - 1
+    assert cube_scene(found, found.data, None).valid.sum() == 3 * 24 * 40 - 1
 
 
 def test_integers_without_a_scale_are_sentinel_counts_and_a_warning_says_so(remover):
@@ -147,7 +146,7 @@ def test_nan_is_missing_and_nodata_everywhere_is_nodata_in_the_result(remover):
     array = cube()
     array[:, :, :3, :4] = np.nan
     array[0, :, 10:, :] = np.nan
-    result = sader.remove_xarray(remover, array, reference=1)
+    result = remove_xarray(remover, array, reference=1)
     assert np.isnan(result.values[:, :3, :4]).all()
     assert np.isfinite(result.values).sum() == 4 * (24 * 40 - 12)
 
@@ -159,31 +158,34 @@ def test_days_come_from_the_time_coordinate(remover):
 
 
 def test_the_reference_may_be_an_index_a_date_or_none(remover):
-    found = open_cube(cube(), remover)
-    assert find_reference(-1, found) == 2
-    assert find_reference("2022-05-13", found) == 1
-    assert find_reference("2022-10", found) == 2
-    assert find_reference(np.datetime64("2022-03-10"), found) == 0
-    assert find_reference("none", found) is None
-    assert find_reference("auto", found) == "auto"
-    with pytest.raises(ConfigError, match=r"'2022', which fits 3 dates; expected one of 2022-03-10"):
-        find_reference("2022", found)
+    names = open_cube(cube(), remover).names
+
+    def found(wanted, names=names):
+        return find_reference(wanted, names, [None] * 3, [0.1, 0.2, 0.9])
+
+    assert found(-1) == 2
+    assert found("2022-05-13") == 1
+    assert found("2022-10") == 2
+    assert found(np.datetime64("2022-03-10")) == 0
+    assert found("none") is None
+    assert found("auto") == 2
+    with pytest.raises(ConfigError, match=r"'2022', which fits 3 of the dates: 2022-03-10"):
+        found("2022")
     with pytest.raises(ConfigError, match="reference is 3; there are 3 dates"):
-        find_reference(3, found)
-    with pytest.raises(ConfigError, match="no time coordinate"):
-        find_reference("2022-05-13", open_cube(cube().drop_vars("time"), remover))
+        found(3)
+    with pytest.raises(ConfigError, match="'2022-05-13', which fits none of the dates: 0, 1, 2"):
+        found("2022-05-13", open_cube(cube().drop_vars("time"), remover).names)
 
 
 def test_auto_takes_the_clearest_date(remover):
     array = cube()
     mask = xr.zeros_like(array.isel(band=0, drop=True), dtype=bool)
     mask[0, :20], mask[1, :, 2:] = True, True
-    result = sader.remove_xarray(remover, array, cloud_mask=mask)
+    result = remove_xarray(remover, array, cloud_mask=mask)
     assert np.array_equal(result, array[2])
     array[2, :, 1:] = np.nan  # what is missing is not clear
     assert np.array_equal(
-        sader.remove_xarray(remover, array, cloud_mask=mask),
-        sader.remove_xarray(remover, array, cloud_mask=mask, reference=0),
+        remove_xarray(remover, array, cloud_mask=mask), remove_xarray(remover, array, cloud_mask=mask, reference=0)
     )
 
 
@@ -204,7 +206,7 @@ def test_the_mask_is_matched_by_name(remover):
 
 def test_without_a_crs_it_works_and_says_so(remover):
     with pytest.warns(UserWarning, match=r"names no CRS.*write_crs"):
-        result = sader.remove_xarray(remover, cube(crs=False), reference=0)
+        result = remove_xarray(remover, cube(crs=False), reference=0)
     assert np.isfinite(result).all()
     with warnings.catch_warnings():
         warnings.simplefilter("error")
@@ -215,7 +217,7 @@ def test_without_a_crs_it_works_and_says_so(remover):
 def test_rioxarray_finds_the_crs_of_the_result(remover):
     pytest.importorskip("rioxarray")
     array = cube(crs=False).rio.write_crs("EPSG:32720")
-    result = sader.remove_xarray(remover, array, reference=0)
+    result = remove_xarray(remover, array, reference=0)
     assert result.rio.crs.to_epsg() == 32720
     assert result.rio.transform() == array.rio.transform()
 
@@ -250,7 +252,7 @@ def test_rioxarray_finds_the_crs_of_the_result(remover):
 def test_refusals_say_what_to_do(remover, change, error, text):
     array = change(cube())
     with pytest.raises(error, match=text) as caught:
-        sader.remove_xarray(remover, array, reference=0)
+        remove_xarray(remover, array, reference=0)
     assert isinstance(caught.value, SaderError)
 
 
@@ -258,7 +260,7 @@ def test_variables_of_different_coding_are_not_mixed(remover):
     dataset = cube().to_dataset(dim="band")
     dataset["B02"].attrs["scale_factor"] = 1e-4
     with pytest.raises(ValueRangeError, match="different scale_factor"):
-        sader.remove_xarray(remover, dataset, reference=0)
+        remove_xarray(remover, dataset, reference=0)
 
 
 def test_many_bands_are_not_all_listed(remover):
@@ -268,4 +270,4 @@ def test_many_bands_are_not_all_listed(remover):
         coords={"band": [f"h{number}" for number in range(300)]},
     )
     with pytest.raises(BandError, match=r"h15, \.\.\. \(300 in all\)"):
-        sader.remove_xarray(remover, array)
+        remove_xarray(remover, array)

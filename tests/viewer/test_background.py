@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from sader.geo.stack import Grid
+from sader.geo.grid import Grid
 from sader.viewer.problems import NotFoundError
 from sader.viewer.security.guard import CSP, TILE_HOST
 from sader.viewer.worker.mercator import MOST_ERROR, WORLD, mercator_fit

@@ -10,7 +10,7 @@ import pytest
 
 from sader import errors
 from sader.errors import BandError, DataError, OutputError
-from sader.geo.stack import Grid
+from sader.geo.grid import Grid
 from sader.viewer import problems
 from sader.viewer.problems import STATUS, ForbiddenError, NotFoundError, RequestError, error_named, problem, status_of
 from sader.viewer.security.folder import DataFolder, upload_name

@@ -18,7 +18,7 @@ from typer.core import TyperGroup, TyperOption
 from sader._version import __version__
 from sader.cli import data, evaluate, remove, serve, tools, train
 from sader.cli.options import AsJson, Model, Seed, Steps
-from sader.errors import SaderError
+from sader.errors import SaderError, printable
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -206,7 +206,7 @@ def main(arguments: list[str] | None = None) -> None:
     except SaderError as error:
         if debug:
             raise
-        print(f"{type(error).__name__}: {error}", file=sys.stderr)
+        print(f"{type(error).__name__}: {printable(str(error))}", file=sys.stderr)
         sys.exit(2)
     except KeyboardInterrupt:
         sys.exit(130)

@@ -1,4 +1,4 @@
-"""`sader remove`: parses, calls `run_remove`, prints."""
+"""`sader remove`: parses the command line, calls `run_remove`, prints the report."""
 
 import json
 import sys
@@ -10,146 +10,97 @@ from typing import Annotated, Any
 import typer
 
 from sader.cli.options import AsJson
+from sader.errors import printable
 
-READING, WRITING, WORKING = "Reading", "Also written", "Model and machine"
+READING, TILES, WRITING, WORKING = "Reading the input", "Masks and tiles", "More outputs", "Model and machine"
 LOG_EVERY = 60.0
 """Seconds between lines about progress where there is no terminal for a bar."""
 
 app = typer.Typer()
 
 
+def _option(help: str, panel: str | None = None, *names: str, **more: Any) -> Any:
+    return typer.Option(*names, help=help, rich_help_panel=panel, **more)
+
+
 @app.command()
 def remove(
     inputs: Annotated[
-        list[str] | None, typer.Argument(help="GeoTIFFs, folders, .SAFE products or STAC items of one place.")
-    ] = None,
-    out: Annotated[Path, typer.Option("--out", "-o", help="The cloud-free GeoTIFF to write.")] = Path("clear.tif"),
-    reference: Annotated[
-        str, typer.Option(help="The date to clean: FILE, DATE, auto (clearest), none (new image).")
-    ] = "auto",
-    mask: Annotated[
         list[str] | None,
-        typer.Option(
-            help="auto, scl, own, s2cloudless, omnicloudmask, a folder of masks, or a file for each date (repeat)."
-        ),
+        typer.Argument(help="GeoTIFFs, folders, .SAFE products or STAC items of one place, or one Zarr store."),
     ] = None,
-    preview: Annotated[Path | None, typer.Option(help="A PNG with inputs and result.")] = None,
-    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace an existing output.")] = False,
+    out: Annotated[Path, _option("GeoTIFF to write (.zarr for a Zarr store).", None, "--out", "-o")] = Path(
+        "clear.tif"
+    ),
+    reference: Annotated[
+        str, _option("Date to clean: a file name, a date, auto (the clearest) or none (a new image).")
+    ] = "auto",
+    overwrite: Annotated[bool, _option("Replace existing outputs.", None, "--overwrite")] = False,
     as_json: AsJson = False,
     bands: Annotated[
         str | None,
-        typer.Option(
-            help="Names in file order, or rgb, rgbn, bgrn, grn, 10-band, 12-band, 13-band.", rich_help_panel=READING
-        ),
+        _option("Names in the order of the file, or rgb, rgbn, bgrn, grn, 10-band, 12-band, 13-band.", READING),
     ] = None,
-    offset: Annotated[
-        str, typer.Option(help="auto, none, or counts such as -1000 (baseline 04.00).", rich_help_panel=READING)
-    ] = "auto",
-    scale: Annotated[
-        float | None,
-        typer.Option(help="Reflectance per count; default: what the file says.", rich_help_panel=READING),
-    ] = None,
+    offset: Annotated[str, _option("auto, none, or counts such as -1000 (baseline 04.00).", READING)] = "auto",
+    scale: Annotated[float | None, _option("Reflectance per count; default: that of the file.", READING)] = None,
     grid: Annotated[
         str | None,
-        typer.Option(
-            help="Output grid: a raster file, EPSG:32632 or EPSG:32632/20; default: first input.",
-            rich_help_panel=READING,
-        ),
+        _option("Output grid: a raster file, EPSG:32632 or EPSG:32632/20; default: the first input.", READING),
     ] = None,
-    stac: Annotated[
-        str | None, typer.Option(help="STAC API to search instead of files.", rich_help_panel=READING)
+    stac: Annotated[str | None, _option("STAC API to search instead of files.", READING)] = None,
+    bbox: Annotated[str | None, _option("west,south,east,north in degrees, with --stac.", READING)] = None,
+    dates: Annotated[str | None, _option("2022-03-01/2022-05-31, with --stac.", READING)] = None,
+    collection: Annotated[str | None, _option("STAC collection; default sentinel-2-l2a.", READING)] = None,
+    mask: Annotated[
+        list[str] | None,
+        _option("auto, scl, own, s2cloudless, omnicloudmask, a folder, or a mask file for each date (repeat).", TILES),
     ] = None,
-    bbox: Annotated[
-        str | None, typer.Option(help="west,south,east,north in degrees, with --stac.", rich_help_panel=READING)
-    ] = None,
-    dates: Annotated[
-        str | None, typer.Option(help="2022-03-01/2022-05-31, with --stac.", rich_help_panel=READING)
-    ] = None,
-    collection: Annotated[
-        str | None, typer.Option(help="STAC collection; default sentinel-2-l2a.", rich_help_panel=READING)
-    ] = None,
-    uncertainty: Annotated[
-        bool,
-        typer.Option(
-            "--uncertainty", help="Also OUT_uncertainty.tif: expected error, reflectance.", rich_help_panel=WRITING
-        ),
-    ] = False,
-    count: Annotated[
-        bool, typer.Option("--count", help="Also OUT_count.tif: clear observations.", rich_help_panel=WRITING)
-    ] = False,
-    provenance: Annotated[
-        bool,
-        typer.Option(
-            "--provenance", help="Also OUT_provenance.tif: 1 observed, 2 reconstructed.", rich_help_panel=WRITING
-        ),
-    ] = False,
-    report: Annotated[
-        Path | None,
-        typer.Option(
-            help="An HTML page to send around; brings --provenance (and --uncertainty).", rich_help_panel=WRITING
-        ),
-    ] = None,
-    item: Annotated[
-        bool, typer.Option("--item/--no-item", help="A STAC item beside the output.", rich_help_panel=WRITING)
-    ] = True,
-    model: Annotated[
-        str | None,
-        typer.Option(
-            help="Shipped weights, a preset or a checkpoint file; default: sader-s2-rgbn, or for files with more "
-            "bands sader-s2-msi.",
-            rich_help_panel=WORKING,
-        ),
-    ] = None,
-    steps: Annotated[
-        str | None,
-        typer.Option(help="Sampling steps: 4, or 4+1; default: the model's own.", rich_help_panel=WORKING),
-    ] = None,
-    samples: Annotated[
-        int | None,
-        typer.Option(
-            min=1,
-            help="Results averaged; default 1, or 4 for --uncertainty of a model that states no error.",
-            rich_help_panel=WORKING,
-        ),
-    ] = None,
-    seed: Annotated[int, typer.Option(help="The same seed gives the same image.", rich_help_panel=WORKING)] = 0,
     cloud_threshold: Annotated[
-        float | None,
-        typer.Option(
-            help="Own masks: probability that is cloud; higher keeps haze. Default 0.5.", rich_help_panel=WORKING
-        ),
+        float | None, _option("Probability that counts as cloud in masks of the model; default 0.5.", TILES)
     ] = None,
     mask_growth: Annotated[
-        int | None,
-        typer.Option(help="Own masks: pixels by which they are widened. Default 2.", rich_help_panel=WORKING),
+        int | None, _option("Pixels by which masks of the model are widened; default 2.", TILES)
     ] = None,
-    tile: Annotated[
-        int | None, typer.Option(help="Edge of a tile in pixels; default 512.", rich_help_panel=WORKING)
+    tile: Annotated[int | None, _option("Edge of a tile in pixels; default 512.", TILES)] = None,
+    overlap: Annotated[int | None, _option("Pixels shared by neighbouring tiles; default 64.", TILES)] = None,
+    uncertainty: Annotated[
+        bool, _option("OUT_uncertainty.tif: expected error in reflectance.", WRITING, "--uncertainty")
+    ] = False,
+    count: Annotated[bool, _option("OUT_count.tif: number of clear observations.", WRITING, "--count")] = False,
+    provenance: Annotated[
+        bool, _option("OUT_provenance.tif: 1 observed, 2 reconstructed.", WRITING, "--provenance")
+    ] = False,
+    preview: Annotated[Path | None, _option("PNG of the inputs and the result.", WRITING)] = None,
+    report: Annotated[
+        Path | None, _option("HTML page about the run; also writes provenance (and uncertainty).", WRITING)
     ] = None,
-    overlap: Annotated[
-        int | None,
-        typer.Option(help="Pixels shared by neighbouring tiles; default 64.", rich_help_panel=WORKING),
-    ] = None,
-    batch_size: Annotated[
-        int | None, typer.Option(min=1, help="Tiles at a time on a GPU.", rich_help_panel=WORKING)
-    ] = None,
-    device: Annotated[
+    item: Annotated[bool, _option("STAC item beside the output.", WRITING, "--item/--no-item")] = True,
+    model: Annotated[
         str | None,
-        typer.Option(help="cpu, cuda or cuda:1; default: a GPU if there is one.", rich_help_panel=WORKING),
+        _option(
+            "Shipped weights, a preset or a checkpoint file; default: sader-s2-rgbn, or for files with more bands "
+            "sader-s2-msi.",
+            WORKING,
+        ),
     ] = None,
+    steps: Annotated[str | None, _option("Sampling steps: 4, or 4+1; default: those of the model.", WORKING)] = None,
+    samples: Annotated[
+        int | None,
+        _option("Results averaged; default 1, or 4 for --uncertainty of a model that states no error.", WORKING, min=1),
+    ] = None,
+    seed: Annotated[int, _option("The same seed gives the same image.", WORKING)] = 0,
+    device: Annotated[str | None, _option("cpu, cuda or cuda:1; default: a GPU if there is one.", WORKING)] = None,
+    threads: Annotated[
+        int | None, _option("Processor cores used on a CPU; default: all that are available.", WORKING, min=1)
+    ] = None,
+    batch_size: Annotated[int | None, _option("Tiles computed together on a GPU; default 8.", WORKING, min=1)] = None,
     backend: Annotated[
         str | None,
-        typer.Option(
-            help="torch, accelerated (half precision, the default on a GPU), or onnx (ONNX Runtime).",
-            rich_help_panel=WORKING,
-        ),
+        _option("torch (default on a CPU), accelerated (half precision, default on a GPU) or onnx.", WORKING),
     ] = None,
     dask: Annotated[
         str | None,
-        typer.Option(
-            help="Work on a dask cluster: its scheduler's address or file, or local (processes of this machine).",
-            rich_help_panel=WORKING,
-        ),
+        _option("Compute on a dask cluster: address or file of its scheduler, or local (this process).", WORKING),
     ] = None,
 ) -> None:
     """Remove the clouds of your own scene: several dates in, one cloud-free map out."""
@@ -167,20 +118,45 @@ def remove(
         task = bar.add_task("opening", total=None, rate="")
         # Importing torch takes seconds: the bar is already on the screen.
         from sader.geo.remove import RemoveRequest, run_remove
-        from sader.geo.scene.run import SceneOptions
+        from sader.geo.scene.options import SceneOptions
 
         options = SceneOptions(
-            reference=reference, steps=steps, seed=seed, samples=samples, tile=tile,
-            overlap=overlap, batch_size=batch_size, uncertainty=uncertainty, count=count, provenance=provenance,
-            overwrite=overwrite, backend=backend, cloud_threshold=cloud_threshold, mask_growth=mask_growth,
-        )  # fmt: skip
+            reference=reference,
+            steps=steps,
+            seed=seed,
+            samples=samples,
+            tile=tile,
+            overlap=overlap,
+            batch_size=batch_size,
+            threads=threads,
+            cloud_threshold=cloud_threshold,
+            mask_growth=mask_growth,
+            uncertainty=uncertainty,
+            count=count,
+            provenance=provenance,
+            overwrite=overwrite,
+            backend=backend,
+        )
         request = RemoveRequest(
-            inputs=tuple(inputs or ()), out=str(out), options=options, bands=bands, offset=offset, scale=scale,
-            mask=tuple(mask or ()), grid=grid, model=model, device=device,
-            preview=None if preview is None else str(preview), report=None if report is None else str(report),
-            item=item, dask=dask, stac=stac, bbox=bbox, dates=dates, collection=collection,
-        )  # fmt: skip
-
+            inputs=tuple(inputs or ()),
+            out=str(out),
+            options=options,
+            bands=bands,
+            offset=offset,
+            scale=scale,
+            mask=tuple(mask or ()),
+            grid=grid,
+            model=model,
+            device=device,
+            preview=None if preview is None else str(preview),
+            report=None if report is None else str(report),
+            item=item,
+            dask=dask,
+            stac=stac,
+            bbox=bbox,
+            dates=dates,
+            collection=collection,
+        )
         lines = None if live.is_terminal else ProgressLines(lambda text: print(text, file=sys.stderr, flush=True))
 
         def progress(done: int, total: int) -> None:
@@ -191,12 +167,12 @@ def remove(
             bar.update(task, rate=f"{60 * speed:.1f} tiles/min" if speed else "")
 
         def notice(text: str) -> None:
-            live.print(f"note: {text}", style="yellow", highlight=False, markup=False, soft_wrap=True)
+            live.print(f"note: {printable(text)}", style="yellow", highlight=False, markup=False, soft_wrap=True)
 
         try:
             done = run_remove(request, progress=progress, notice=notice)
         except KeyboardInterrupt:
-            notice("stopped. The same command goes on from here; another one with this output starts anew.")
+            notice("stopped. The same command continues from here; a different one with this output starts again.")
             raise
     if as_json:
         print(json.dumps(done.as_dict(), indent=2))
@@ -205,7 +181,7 @@ def remove(
 
 
 class ProgressLines:
-    """Progress for a log: a line now and then, none about work that is soon done."""
+    """Progress for a log: one line a minute."""
 
     def __init__(self, say: Callable[[str], None], *, every: float | None = None) -> None:
         self._say, self._every = say, LOG_EVERY if every is None else every
@@ -213,7 +189,7 @@ class ProgressLines:
         self._before: int | None = None
 
     def __call__(self, done: int, total: int) -> None:
-        """Take note that `done` of `total` tiles are made; the first call counts what was there before."""
+        """Print a line if the last one is a minute old; tiles that are done at the first call do not count as speed."""
         now = time.monotonic()
         if self._before is None:
             self._before, self._began = done, now
@@ -229,10 +205,10 @@ class ProgressLines:
 
 
 def print_report(report: Any) -> None:
-    """Print what was done in a few lines."""
+    """Print the report in a few lines."""
     total = max(1, sum(report.pixels.values()))
     share = {name: number / total for name, number in report.pixels.items()}
-    cleaned = f"cleaned {report.reference}" if report.reference else "a new image"
+    cleaned = f"cleaned {printable(report.reference)}" if report.reference else "a new image"
     height, width = report.size
     print(
         f"{cleaned} with {report.model}: {width} x {height} pixels, {', '.join(report.bands)}; "
@@ -241,5 +217,5 @@ def print_report(report: Any) -> None:
         f"{report.seconds:.1f} s"
     )
     for path in report.files:
-        print(f"wrote {path}")
+        print(f"wrote {printable(path)}")
     sys.stdout.flush()

@@ -8,16 +8,15 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 from sader.config import NetworkConfig
 from sader.errors import BandError, ConfigError, DataError, require
+from sader.geo.grid import Grid
 from sader.geo.read.raster import crs_text, grid_of, opened, reading
-from sader.geo.scene.overview import find_apart
-from sader.geo.stack import DateSource, GeoStack, Grid
-
-Notice = Callable[[str], None]
+from sader.geo.stack import DateSource, GeoStack
+from sader.inference.tiling import Notice
 
 
 def build_stack(
@@ -104,6 +103,20 @@ def common_bands(
         left = f"{', '.join(partly)} {_be(partly)} not in every date"
         said(f"{left}: left out of the result, which has {', '.join(chosen)}.")
     return chosen
+
+
+def find_apart(grid: Grid, others: Sequence[Grid]) -> list[int]:
+    """Return the positions of the grids whose rectangle does not touch that of `grid`."""
+    apart = []
+    left, bottom, right, top = grid.bounds
+    for position, other in enumerate(others):
+        box = other.bounds
+        if other.crs and grid.crs and other.crs != grid.crs:
+            transform_bounds = require("rasterio.warp", extra="geo", purpose="warping").transform_bounds
+            box = transform_bounds(other.crs, grid.crs, *box)
+        if box[2] <= left or box[0] >= right or box[3] <= bottom or box[1] >= top:
+            apart.append(position)
+    return apart
 
 
 def find_grid(wanted: str | Path | Grid | None, own: Grid) -> Grid:

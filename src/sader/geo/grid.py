@@ -1,18 +1,104 @@
-"""Places and times as users write them (a bbox in degrees, two days) and the pixels that cover them."""
+"""Pixel grids on a map, and areas and periods as users write them (a bbox in degrees, two days)."""
 
 from __future__ import annotations
 
 import math
 import re
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 
-from sader.errors import ConfigError, DataError, require
-from sader.geo.stack import Grid
+import numpy as np
+
+from sader.errors import ConfigError, DataError, ShapeError, require
+from sader.inference.tiling import Window
 
 ROUNDING = 1e-3
-"""Of a pixel: less than this beyond an edge is rounding, not area."""
+"""Part of a pixel below which an excess over an edge is rounding error."""
+Affine6 = tuple[float, float, float, float, float, float]
+"""(a, b, c, d, e, f): x = a col + b row + c, y = d col + e row + f, pixel corners, in units of the CRS."""
+
+
+@dataclass(frozen=True)
+class Grid:
+    """The pixels of an image on the map."""
+
+    crs: str
+    """WKT or an authority code such as "EPSG:32632"; "" for an image without georeference."""
+    transform: Affine6
+    width: int
+    height: int
+
+    def __post_init__(self) -> None:
+        if self.width < 1 or self.height < 1:
+            raise ShapeError(f"the grid is {self.width} x {self.height} pixels; expected at least one.")
+        a, b, _, d, e, _ = self.transform
+        if not all(math.isfinite(number) for number in self.transform) or a * e == b * d:
+            raise DataError(
+                f"the geotransform is {self.transform}; expected six finite numbers and pixels with an area. Set it "
+                "right (rio edit-info --transform), or warp the image from its source again."
+            )
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """(height, width)"""
+        return self.height, self.width
+
+    @property
+    def whole(self) -> Window:
+        """The window that covers the grid."""
+        return Window(0, 0, self.height, self.width)
+
+    @property
+    def resolution(self) -> tuple[float, float]:
+        """Size of a pixel along columns and rows, in units of the CRS."""
+        a, b, _, d, e, _ = self.transform
+        return float(np.hypot(a, d)), float(np.hypot(b, e))
+
+    @property
+    def bounds(self) -> tuple[float, float, float, float]:
+        """(left, bottom, right, top) in units of the CRS."""
+        a, b, c, d, e, f = self.transform
+        xs = [a * col + b * row + c for col in (0, self.width) for row in (0, self.height)]
+        ys = [d * col + e * row + f for col in (0, self.width) for row in (0, self.height)]
+        return min(xs), min(ys), max(xs), max(ys)
+
+    def same_as(self, other: Grid) -> bool:
+        """Whether both have the same pixels, to within a hundredth of one (files round their transforms)."""
+        if self.shape != other.shape or not same_crs(self.crs, other.crs):
+            return False
+        tolerance = 0.01 * min(self.resolution)
+        mine, theirs = self.bounds, other.bounds
+        corners = all(abs(a - b) <= tolerance for a, b in zip(mine, theirs, strict=True))
+        # Equal bounds do not tell a north-up image from its mirror image.
+        slopes = zip((self.transform[i] for i in (0, 1, 3, 4)), (other.transform[i] for i in (0, 1, 3, 4)), strict=True)
+        return corners and all(abs(a - b) <= tolerance / max(self.shape) for a, b in slopes)
+
+    def window_transform(self, window: Window) -> Affine6:
+        """Return the transform of a window of this grid."""
+        a, b, c, d, e, f = self.transform
+        return a, b, a * window.col + b * window.row + c, d, e, d * window.col + e * window.row + f
+
+    def part(self, window: Window) -> Grid:
+        """Return the grid of a window."""
+        return replace(self, transform=self.window_transform(window), width=window.width, height=window.height)
+
+    def coarser(self, factor: int) -> Grid:
+        """Return a grid of pixels `factor` times as large that covers this one; its pixels end at a shorter edge."""
+        a, b, c, d, e, f = self.transform
+        down, across = min(factor, self.height), min(factor, self.width)
+        scaled = (a * across, b * down, c, d * across, e * down, f)
+        return replace(self, transform=scaled, width=-(-self.width // across), height=-(-self.height // down))
+
+
+def same_crs(one: str, other: str) -> bool:
+    """Whether two names mean one reference system; asks PROJ only where the texts differ."""
+    if one == other:
+        return True
+    if not one or not other:
+        return False
+    crs = require("rasterio.crs", extra="geo", purpose="comparing reference systems").CRS
+    return bool(crs.from_user_input(one) == crs.from_user_input(other))
 
 
 def parse_bbox(bbox: str | Sequence[float]) -> tuple[float, float, float, float]:
@@ -34,7 +120,7 @@ def parse_bbox(bbox: str | Sequence[float]) -> tuple[float, float, float, float]
 
 
 def parse_dates(dates: str | Sequence[str | datetime]) -> str:
-    """Return "2022-03-01/2022-05-31" after a look at both ends."""
+    """Return "2022-03-01/2022-05-31" after checking both ends."""
     ends = re.split(r"[/,]|\.\.", dates) if isinstance(dates, str) else list(dates)
     texts = [end.isoformat() if isinstance(end, datetime) else str(end).strip() for end in ends]
     texts = [text for text in texts if text]
@@ -51,7 +137,7 @@ def crop_grid(grid: Grid, bbox: Sequence[float]) -> Grid:
     """Return the pixels of `grid`, continued beyond its edge where needed, that cover a bbox in degrees."""
     bounds = require("rasterio.warp", extra="geo", purpose="placing a bbox").transform_bounds
     if not grid.crs:
-        raise DataError("the scene has no reference system, so a bbox cannot be placed on it.")
+        raise DataError("the scene has no reference system, so a bbox cannot be located on it. Georeference it first.")
     left, bottom, right, top = bounds("EPSG:4326", grid.crs, *bbox)
     return _snapped(grid, (left, bottom, right, top))
 

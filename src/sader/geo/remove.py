@@ -1,25 +1,34 @@
-"""`sader remove` without the shell: open the inputs, load the model, clear the scene, write what goes with it."""
+"""`sader remove` without the command line (`run_remove`), and `remove_files` for a loaded remover."""
 
 from __future__ import annotations
 
+import os
+import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Any
+
+import torch
 
 from sader.bands import BANDS_13, BANDS_RGBN, parse_bands
-from sader.errors import ConfigError, OutputError
+from sader.checkpoint import HUB_FILE
+from sader.errors import ConfigError, DataError, OutputError, did_you_mean
+from sader.geo.align import build_stack
 from sader.geo.offset import check_source
+from sader.geo.read.arrays import LoadFunction, source_from
+from sader.geo.read.masks import with_masks
 from sader.geo.read.sources import open_sources
-from sader.geo.stack import DateSource
+from sader.geo.scene.options import SceneOptions
+from sader.geo.scene.run import Extras, SceneReport, check_output, clear_scene
+from sader.geo.stack import DateSource, GeoStack
+from sader.inference.masks import ENOUGH_BANDS, FALLBACK_MODEL
+from sader.inference.remover import DEFAULT_MODEL, CloudRemover
+from sader.inference.tiling import Notice, Progress
 
-if TYPE_CHECKING:
-    from sader.geo.scene.run import SceneOptions, SceneReport
-    from sader.inference.remover import CloudRemover
-    from sader.inference.tiling import Progress
-
-    Loader = Callable[[str | None, str | None], tuple[CloudRemover, str]]
-
+Loader = Callable[[str | None, str | None], tuple[CloudRemover, str]]
+"""(model, device) -> the remover and its name in results."""
 ALL_BANDS_MODEL = "sader-s2-msi"
 """Shipped weights for scenes with more than `BANDS_RGBN`; it goes without those that a scene has not."""
 SMALL_TILE = 64
@@ -58,95 +67,122 @@ class RemoveRequest:
 def run_remove(
     request: RemoveRequest,
     *,
-    load: Loader | None = None,
     progress: Progress | None = None,
-    notice: Callable[[str], None] | None = None,
+    notice: Notice | None = None,
+    load: Loader | None = None,
 ) -> SceneReport:
-    """Remove the clouds and return the report; every problem of the input is found before the long work.
+    """Remove the clouds and return the report; problems of the input are found before the long work.
 
     load: returns the remover of (model, device) and its name, such as one from a cache; default `load_remover`.
     """
-    load = load or load_remover
-    said: list[str] = []
+    messages: list[str] = []
 
     def say(text: str) -> None:
-        said.append(text)
+        messages.append(text)
         if notice is not None:
             notice(text)
 
-    from sader.figures.html import check_page
-    from sader.geo.align import build_stack
-    from sader.geo.scene.preview import check_preview, write_preview
-    from sader.geo.scene.run import check_output, clear_scene
-
     if any(Path(given).suffix.lower() == ".zarr" for given in request.inputs):
-        return _remove_zarr(request, load, progress, say)
+        return _remove_zarr(request, load or load_remover, progress, say)
     check_output(request.out, overwrite=request.options.overwrite)
-    if request.preview is not None:
-        check_preview(request.preview)
-    if request.report is not None:
-        check_page(request.report, overwrite=request.options.overwrite)
-    beside = Path(request.out).with_suffix(".json")
-    if request.item and beside.exists() and not request.options.overwrite:
-        raise OutputError(f"{beside} exists. Use --overwrite to replace it, or --no-item to write no STAC item.")
+    _check_extras(request)
     sources = find_sources(request, say)
     asked = None if request.bands is None else parse_bands(request.bands)
-    remover, name = load(request.model or choose_model(sources, asked, say), request.device)
-    request = replace(request, options=replace(request.options, model_name=name))
+    remover, name = (load or load_remover)(request.model or choose_model(sources, asked, say), request.device)
+    options = replace(request.options, model_name=name)
     if request.report is not None:
-        request = replace(request, options=_with_layers(request.options, remover))
-    if not remover.card.get("trained", True):
-        say(f"the model {name} is untrained: the result shows that everything runs, not how good the method is.")
-    if request.options.tile is not None and request.options.tile < SMALL_TILE:
+        options = _with_layers(options, remover)
+    _check_trained(remover, say)
+    if options.tile is not None and options.tile < SMALL_TILE:
         say(
-            f"tiles of {request.options.tile} pixels show the model too little of the place: clouds are missed, and it "
-            "takes long. 256 or more are better; memory is bounded anyway."
+            f"tiles of {options.tile} pixels contain too little context: clouds are missed, and the run takes long. "
+            "Use 256 or more; memory is bounded anyway."
         )
     stack = build_stack(sources, remover.config.network, bands=asked, grid=request.grid, notice=say)
-    if doubt := few_bands(remover, stack.bands):
-        say(doubt)
-    for source in stack.sources:
-        warning = check_source(source)
-        if warning:
-            say(warning)
+    check_stack(stack, remover, say)
+    executor = None
     if request.dask is not None:
-        from sader.geo.xarray.lazy import clear_stack_on_dask
+        from sader.geo.xarray.cluster import cluster_executor
 
-        report = clear_stack_on_dask(
-            stack, remover, request.out, request.options, address=request.dask, progress=progress, notice=say
-        )
-    else:
-        report = clear_scene(stack, remover, request.out, request.options, progress=progress, notice=say)
-    # What was written is stored like the cleaned date, which need not be the first.
-    stack = replace(stack, coding=stack.sources[report.reference_index or 0].coding)
-    files = list(report.files)
-    if request.preview is not None:
-        files.append(str(write_preview(request.preview, stack, report)))
+        executor = partial(cluster_executor, request.dask)
+    done = clear_scene(
+        stack,
+        remover,
+        request.out,
+        options,
+        progress=progress,
+        notice=say,
+        executor=executor,
+        extras=_extras(request, remover, messages),
+    )
+    return replace(done, notices=tuple(dict.fromkeys(messages)))
+
+
+def _check_trained(remover: CloudRemover, notice: Notice) -> None:
+    if not remover.card.get("trained", True):
+        name = remover.config.name
+        notice(f"the model {name} is untrained: the result shows that everything runs, not how good the method is.")
+
+
+def check_stack(stack: GeoStack, remover: CloudRemover, notice: Notice) -> None:
+    """Notify the user of doubtful offsets, and of bands too few for the masks of the model."""
+    if doubt := few_bands(remover, stack.bands):
+        notice(doubt)
+    for source in stack.sources:
+        if warning := check_source(source):
+            notice(warning)
+
+
+def _check_extras(request: RemoveRequest) -> None:
+    for kind, path, endings in (
+        ("preview", request.preview, (".png",)),
+        ("report", request.report, (".html", ".htm")),
+    ):
+        if path is None:
+            continue
+        if Path(path).suffix.lower() not in endings:
+            raise OutputError(f"the {kind} is {path}; expected a name that ends in {endings[0]}.")
+        if not Path(path).parent.is_dir() or not os.access(Path(path).parent, os.W_OK):
+            raise OutputError(f"cannot write the {kind} into {Path(path).parent}: no such folder, or it is read-only.")
+
+
+def _extras(request: RemoveRequest, remover: CloudRemover, messages: Sequence[str]) -> Extras:
+    """Return the files beside the output, in the order in which they are written."""
+    from sader.geo.scene.report import write_preview, write_scene_report
+
+    found: dict[Path, Callable[[SceneReport, GeoStack], object]] = {}
+    if (preview := request.preview) is not None:
+        found[Path(preview)] = lambda report, stack: write_preview(preview, stack, report)
     if request.item:
-        from sader.geo.stac.write import write_item
+        found[Path(request.out).with_suffix(".json")] = partial(_write_item, request)
+    if (page := request.report) is not None:
+        settings = _settings(request)
 
-        reference = None if report.reference_index is None else stack.sources[report.reference_index]
-        item = write_item(
-            report.output,
-            sources=stack.sources,
-            reference=reference,
-            assets={layer_name(file, report, request.preview): file for file in files[1:]},
-            processing={
-                "sader:model": report.model,
-                "sader:seed": report.seed,
-                "sader:steps": report.steps,
-                "sader:samples": report.samples,
-            },
-            coding=stack.coding,
-        )
-        files.append(str(item))
-    report = replace(report, files=tuple(files), notices=tuple(dict.fromkeys(said)))
-    if request.report is not None:
-        from sader.geo.scene.report import write_scene_report
+        def write(report: SceneReport, stack: GeoStack) -> None:
+            full = replace(report, notices=tuple(dict.fromkeys(messages)))
+            write_scene_report(page, stack, full, remover, settings=settings)
 
-        page = write_scene_report(request.report, stack, report, remover, settings=_settings(request))
-        report = replace(report, files=(*files, str(page)))
-    return report
+        found[Path(page)] = write
+    return found
+
+
+def _write_item(request: RemoveRequest, report: SceneReport, stack: GeoStack) -> None:
+    from sader.geo.stac.write import write_item
+
+    reference = None if report.reference_index is None else stack.sources[report.reference_index]
+    write_item(
+        report.output,
+        sources=stack.sources,
+        reference=reference,
+        assets={layer_name(file, report, request.preview): file for file in report.files[1:]},
+        processing={
+            "sader:model": report.model,
+            "sader:seed": report.seed,
+            "sader:steps": report.steps,
+            "sader:samples": report.samples,
+        },
+        coding=stack.coding,
+    )
 
 
 def _with_layers(options: SceneOptions, remover: CloudRemover) -> SceneOptions:
@@ -167,9 +203,7 @@ def _settings(request: RemoveRequest) -> dict[str, object]:
     }  # fmt: skip
 
 
-def _remove_zarr(
-    request: RemoveRequest, load: Loader, progress: Progress | None, say: Callable[[str], None]
-) -> SceneReport:
+def _remove_zarr(request: RemoveRequest, load: Loader, progress: Progress | None, say: Notice) -> SceneReport:
     """Remove the clouds of a cube in a Zarr store; --mask names a variable of it."""
     from sader.geo.xarray.zarr import check_zarr_output, clear_zarr
 
@@ -184,12 +218,17 @@ def _remove_zarr(
         raise ConfigError(f"{', '.join(unused)} does not go with a Zarr store: its own attributes say how to read it.")
     check_zarr_output(request.out, overwrite=request.options.overwrite)
     remover, name = load(request.model, request.device)
-    if not remover.card.get("trained", True):
-        say(f"the model {name} is untrained: the result shows that everything runs, not how good the method is.")
+    _check_trained(remover, say)
     return clear_zarr(
-        request.inputs[0], request.out, remover, request.options, mask=request.mask[0] if request.mask else None,
-        address=request.dask, progress=progress, notice=say,
-    )  # fmt: skip
+        request.inputs[0],
+        request.out,
+        remover,
+        replace(request.options, model_name=name),
+        mask=request.mask[0] if request.mask else None,
+        address=request.dask,
+        progress=progress,
+        notice=say,
+    )
 
 
 def layer_name(file: str, report: SceneReport, preview: str | None) -> str:
@@ -199,7 +238,7 @@ def layer_name(file: str, report: SceneReport, preview: str | None) -> str:
     return Path(file).stem.removeprefix(Path(report.output).stem + "_")
 
 
-def find_sources(request: RemoveRequest, say: Callable[[str], None]) -> list[DateSource]:
+def find_sources(request: RemoveRequest, say: Notice) -> list[DateSource]:
     """Return the dates of a request: files, folders, products, or a search."""
     if request.stac is None:
         asked = {"--bbox": request.bbox, "--dates": request.dates, "--collection": request.collection}
@@ -217,7 +256,6 @@ def find_sources(request: RemoveRequest, say: Callable[[str], None]) -> list[Dat
         raise ConfigError(f"--stac searches for scenes, but files are given as well: {', '.join(request.inputs[:3])}.")
     if request.bbox is None or request.dates is None:
         raise ConfigError("--stac needs --bbox west,south,east,north and --dates 2022-03-01/2022-05-31.")
-    from sader.geo.read.masks import with_masks
     from sader.geo.stac.search import search
 
     found = search(
@@ -232,13 +270,11 @@ def _mask(request: RemoveRequest) -> str | list[str] | None:
     return request.mask[0] if len(request.mask) == 1 else list(request.mask)
 
 
-def choose_model(sources: Sequence[DateSource], bands: Sequence[str] | None, say: Callable[[str], None]) -> str:
+def choose_model(sources: Sequence[DateSource], bands: Sequence[str] | None, say: Notice) -> str:
     """Return the shipped model for the bands that all dates have: that of four bands, or that of all where more are.
 
     bands: those the user named, None for all.
     """
-    from sader.inference.remover import DEFAULT_MODEL
-
     common = [band for band in sources[0].bands if all(band in source.bands for source in sources)]
     more = [band for band in common if band in BANDS_13 and band not in BANDS_RGBN and (bands is None or band in bands)]
     if not more:
@@ -252,8 +288,6 @@ def choose_model(sources: Sequence[DateSource], bands: Sequence[str] | None, say
 
 def few_bands(remover: CloudRemover, bands: Sequence[str]) -> str | None:
     """Return what to say where a scene has too few of a model's bands for its own cloud masks, or None."""
-    from sader.inference.masks import ENOUGH_BANDS, FALLBACK_MODEL
-
     known = [band in bands for band in remover.bands]
     few = f"with {sum(known)} of its {len(known)} bands"
     if remover.uses_fallback_masks(known):
@@ -264,10 +298,7 @@ def few_bands(remover: CloudRemover, bands: Sequence[str]) -> str | None:
 
 
 def load_remover(model: str | None, device: str | None = None) -> tuple[CloudRemover, str]:
-    """Return the remover and the name it goes by; a preset is untrained."""
-    import torch
-
-    from sader.inference.remover import DEFAULT_MODEL, CloudRemover
+    """Return the remover of a name, a file or a preset, which is untrained, and its name in results."""
     from sader.presets import PRESETS
 
     name = model or DEFAULT_MODEL
@@ -284,10 +315,57 @@ def load_remover(model: str | None, device: str | None = None) -> tuple[CloudRem
 
 
 def _shown_name(name: str) -> str:
-    """Return what results call a model: a file by its name; all runs call theirs model.safetensors, so by the run."""
-    from sader.checkpoint import HUB_FILE
-
+    """Return the name of a model in results: a file by its stem, and model.safetensors by the folder of its run."""
     path = Path(name) / HUB_FILE if Path(name).is_dir() else Path(name)
     if not path.is_file():
         return name
     return path.stem if path.stem != "model" else f"{path.resolve().parent.name}/{path.stem}"
+
+
+def remove_files(
+    remover: CloudRemover,
+    files: Sequence[str | Path],
+    out: str | Path,
+    *,
+    bands: str | Sequence[str] | None = None,
+    offset: str | float | None = "auto",
+    mask: str | Path | Sequence[str | Path] | None = None,
+    grid: str | Path | None = None,
+    load: LoadFunction | None = None,
+    progress: Progress | None = None,
+    **options: Any,
+) -> SceneReport:
+    """Write one clear image of several files as a Cloud Optimized GeoTIFF and return the report.
+
+    files: GeoTIFFs, folders, .SAFE products or STAC items of one place; read and written window by window.
+    bands: names where the files have none. offset: "auto", None, or counts such as -1000 (baseline 04.00).
+    mask: "scl", "s2cloudless", "omnicloudmask", or mask files; None: those of the files, else the model's own.
+    grid: the output's, as a raster file or "EPSG:32632/20"; None = that of the first file.
+    load: a function path -> (array (C, H, W), rasterio profile) for files of another kind.
+    options: the fields of `sader.geo.scene.run.SceneOptions`: reference, seed, samples, uncertainty, overwrite ...
+    Notes of `sader remove` are warnings here.
+
+    >>> remover = sader.CloudRemover.from_pretrained("sader-s2-rgbn")                   # doctest: +SKIP
+    >>> report = sader.remove_files(remover, ["march.tif", "may.tif"], "clear.tif")     # doctest: +SKIP
+    >>> print(report.reference, report.pixels)                                          # doctest: +SKIP
+    """
+    unknown = [key for key in options if key not in SceneOptions.__dataclass_fields__]
+    if unknown:
+        raise ConfigError(f"unknown option {unknown[0]}{did_you_mean(unknown[0], SceneOptions.__dataclass_fields__)}")
+    wanted = SceneOptions(**options)
+
+    def say(text: str) -> None:
+        warnings.warn(text, stacklevel=4)
+
+    if isinstance(files, str | Path):
+        raise DataError(f"files is one path ({files}); expected a list of them, one for each date or folder.")
+    check_output(out, overwrite=wanted.overwrite)
+    names = None if bands is None else parse_bands(bands)
+    if load is None:
+        sources = open_sources(files, bands=bands, offset=offset, mask=mask, notice=say)
+    else:
+        made: list[DateSource] = [source_from(path, load, bands=names) for path in files]
+        sources = made if mask is None else list(with_masks(made, mask))
+    stack = build_stack(sources, remover.config.network, bands=names, grid=grid, notice=say)
+    check_stack(stack, remover, say)
+    return clear_scene(stack, remover, out, wanted, progress=progress, notice=say)

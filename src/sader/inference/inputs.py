@@ -17,13 +17,12 @@ from torch import Tensor
 from sader.config import NetworkConfig
 from sader.errors import BandError, ConfigError, ShapeError, ValueRangeError
 from sader.inference.tiling import Window
+from sader.inference.values import HIGHEST, LOWEST
 from sader.model.blocks import reflect_pad
 
 if TYPE_CHECKING:
     from sader.models import AnyModelConfig
 
-LOWEST, HIGHEST = -0.2, 3.0
-"""Possible reflectance: offsets give slightly negative values, sun glint on cloud up to about 2."""
 MOST_STEPS = 1000
 """Largest number of sampling steps; the paper uses 4 and 5."""
 MOST_RESAMPLINGS = 63

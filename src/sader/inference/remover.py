@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import hashlib
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
-from functools import cached_property, partial
+from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -22,14 +23,14 @@ from torch import Tensor
 
 from sader.bands import BANDS_RGBN
 from sader.checkpoint import Checkpoint, find_checkpoint, load_checkpoint, shipped_guide
-from sader.errors import CheckpointError, ConfigError, ShapeError
+from sader.errors import CheckpointError, ConfigError
 from sader.inference.inputs import TileInputs, check_whole_number, parse_steps, prepare_series
 from sader.inference.masks import estimate, four_bands, has_few_bands, load_fallback, used_mask
 from sader.inference.noise import NoiseField, sample_seeds
 from sader.inference.options import Removal, RemoverOptions
-from sader.inference.scene_match import SceneMatch, decimation, look_factor
-from sader.inference.tile import OnStep, SaderTile, Tile, TileSettings
-from sader.inference.tiling import Blend, Progress, Ticks, Window, plan_windows
+from sader.inference.scene import ArrayScene, ArraySink, ScenePlan, local_executor, run_rows
+from sader.inference.tile import OnStep, RawTiles, SaderTile, Tile, TileSettings
+from sader.inference.tiling import Progress, Window
 from sader.method.diffusion import Denoiser
 from sader.method.guides import make_guide
 from sader.model.blocks import to_model_range
@@ -48,17 +49,6 @@ DEFAULT_MODEL = "sader-s2-rgbn"
 _MOST_UNPICKLED = 2
 _unpickled: dict[str, CloudRemover] = {}
 _lock = threading.Lock()
-
-
-class RawTiles(NamedTuple):
-    """Tiles before blending, tensors on the remover's device."""
-
-    clear: Tensor
-    """(B, C, H, W) reflectance, the mean of the samples; values may be below 0, no pixel of the reference is copied."""
-    spread: Tensor
-    """(B, C, H, W): expected standard deviation; 0 for one sample of a network that does not estimate its error."""
-    cloud: Tensor | None
-    """(B, T, H, W): mask of cloud or shadow that was used; None for networks that use no masks."""
 
 
 class CloudRemover:
@@ -205,9 +195,9 @@ class CloudRemover:
         steps: 4, or "4+1" for four steps with one resampling each (the paper); None = the checkpoint's own.
         samples: number of results with different noise to average; their standard deviation is part of
             `Removal.spread`.
-        progress: called with (work done, total work): each tile counts once for its dates and once per step.
+        progress: called with (tiles done, tiles in all).
         """
-        count, resamplings = self.check_numbers(steps, samples, seed)
+        self.check_numbers(steps, samples, seed)
         series = prepare_series(
             self.config.network,
             cloudy,
@@ -219,36 +209,35 @@ class CloudRemover:
             bands=bands,
         )
         self.check_reference(series)
-        dates, channels, height, width = series.cloudy.shape[1:]
-        windows = plan_windows(height, width, tile=self.tile_size, overlap=self.options.overlap)
-        clear = Blend(channels, height, width, overlap=self.options.overlap)
-        spreads = Blend(channels, height, width, overlap=self.options.overlap)
-        cloud = Blend(dates, height, width, overlap=self.options.overlap) if self.matches_dates else None
-        together = 1 if self.device.type == "cpu" else self.options.batch_size
-        ticks = Ticks(len(windows) * (1 + count * samples), progress)
-        match = self._match_series(series)
-        for start in range(0, len(windows), together):
-            group = windows[start : start + together]
-            parts = TileInputs.joined([self._matched(series.cut(window), window, match) for window in group])
-            raw = self.compute(
-                parts,
-                group,
-                steps=count,
-                resamplings=resamplings,
-                seed=seed,
-                samples=samples,
-                on_step=partial(ticks.add, len(group)),
+        scene = ArrayScene.of(series, self.bands)
+        date = int(series.reference[0])
+        chosen = None if date < 0 else date
+        match = None
+        if max(scene.shape) > self.tile_size and len(scene.cloudy) > 1 and self.matches_dates:
+            match = scene.overview(self).match(self, chosen, scene.shape)
+        plan = ScenePlan(
+            shape=scene.shape,
+            bands=scene.bands,
+            codings=scene.codings,
+            days=scene.days,
+            reference=chosen,
+            match=match,
+            tile=self.tile_size,
+            overlap=self.options.overlap,
+            steps=steps,
+            seed=seed,
+            samples=samples,
+            clouds=tuple(range(len(scene.cloudy))) if self.matches_dates else () if chosen is None else (chosen,),
+            spread=samples > 1 or self.states_error,
+        )
+        sink = ArraySink(plan)
+        with local_executor(plan, self, scene) as executor:
+            run_rows(
+                plan, executor, sink, threshold=self.options.cloud_threshold, device=self.device, progress=progress
             )
-            for index, window in enumerate(group):
-                clear.add(window, raw.clear[index].cpu().numpy())
-                spreads.add(window, raw.spread[index].cpu().numpy())
-                if cloud is not None and raw.cloud is not None:
-                    cloud.add(window, raw.cloud[index].float().cpu().numpy())
-        return self._finish(
-            series,
-            clear.result(),
-            spreads.result() if samples > 1 or self.states_error else None,
-            None if cloud is None else cloud.result(),
+        found = sink.arrays
+        return Removal(
+            found["clear"], found["cloud"] if self.matches_dates else None, found["kept"], found.get("spread")
         )
 
     # ---------------------------------------------------------------- tiles
@@ -291,95 +280,6 @@ class CloudRemover:
             clear = self._following(clear, inputs, height, width)
         return RawTiles(clear, spread, cloud)
 
-    def predict_tile(
-        self,
-        cloudy: ArrayLike,
-        *,
-        window: Window,
-        valid: ArrayLike | None = None,
-        cloud_mask: ArrayLike | Sequence[ArrayLike | None] | None = None,
-        match: SceneMatch | None = None,
-        aux: ArrayLike | None = None,
-        **kwargs: Any,
-    ) -> Removal:
-        """Return the raw result of one tile (T, C, h, w) of a larger scene; see `predict_tiles`.
-
-        match: the scene's `scene_match`. With `plan_windows`, `scene_match` and `Blend` the result is that of
-        `predict`.
-        """
-        change = None if match is None else match.change(window, np.asarray(cloudy, dtype=np.float32))
-        tile = {"cloudy": cloudy, "valid": valid, "cloud_mask": cloud_mask, "scene_change": change}
-        return self.predict_tiles([tile], windows=[window], aux=[aux], **kwargs)[0]
-
-    def predict_tiles(
-        self,
-        tiles: Sequence[Mapping[str, Any]],
-        *,
-        windows: Sequence[Window],
-        reference: int | None = None,
-        bands: Sequence[str] | None = None,
-        steps: int | str | None = None,
-        seed: int = 0,
-        samples: int = 1,
-        days: Sequence[float] | None = None,
-        aux: Sequence[ArrayLike | None] | None = None,
-    ) -> list[Removal]:
-        """Return the raw results of tiles of one size, evaluated together.
-
-        tiles: one mapping each, with "cloudy", optionally "valid" and "cloud_mask", and "scene_change" from
-            `SceneMatch.change`. windows: their positions in the scene.
-        Values may be below 0 and no pixel of the reference date is copied yet, because `finish` decides on the blend
-        of the tiles. `kept` is the decision for this tile alone; `spread` is 0 for one sample without an error head.
-        """
-        count, resamplings = self.check_numbers(steps, samples, seed)
-        series = [
-            prepare_series(
-                self.config.network,
-                tile["cloudy"],
-                reference=reference,
-                cloud_mask=tile.get("cloud_mask"),
-                days=days,
-                aux=None if aux is None else aux[index],
-                valid=tile.get("valid"),
-                bands=bands,
-                part=True,
-                scene_change=tile.get("scene_change"),
-            )
-            for index, tile in enumerate(tiles)
-        ]
-        for one, window in zip(series, windows, strict=True):
-            self.check_reference(one)
-            if one.size != (window.height, window.width):
-                raise ShapeError(
-                    f"the tile is {one.size} pixels but its window {(window.height, window.width)}; give the window "
-                    "the tile was cut from."
-                )
-        raw = self.compute(
-            TileInputs.joined(series), windows, steps=count, resamplings=resamplings, seed=seed, samples=samples
-        )
-        return [self._removal(raw, index, one) for index, one in enumerate(series)]
-
-    def finish(
-        self,
-        image: NDArray[np.float32],
-        own: NDArray[np.float32] | None,
-        *,
-        cloud: NDArray[np.float32] | None,
-        valid: NDArray[np.bool_],
-        reference: int | None,
-    ) -> tuple[NDArray[np.float32], NDArray[np.bool_]]:
-        """Return (clear (C, H, W), kept (H, W)): the blended image with the reference date's clear pixels copied in.
-
-        own: (C, H, W) the reference date; cloud: (T, H, W) the blended mask; valid: bool (T, H, W). Pixels are
-        independent of each other, so that any part of a scene can be finished alone.
-        """
-        image = image.clip(min=0.0)
-        kept = np.zeros(valid.shape[1:], dtype=bool)
-        if reference is not None and own is not None and cloud is not None:
-            kept = (cloud[reference] < self.options.cloud_threshold) & valid[reference]
-            image = np.where(kept, own, image)
-        return np.where(valid.any(axis=0), image, np.nan).astype(np.float32), kept
-
     def estimate_cloud(
         self,
         cloudy: ArrayLike,
@@ -406,23 +306,10 @@ class CloudRemover:
             masks = self._plain.masks(padded) if bool(padded.cloud.isnan().any()) else padded.cloud
         return masks[0, :, :height, :width].float().cpu().numpy()
 
-    def scene_match(
-        self,
-        look: NDArray[np.float32],
-        *,
-        valid: NDArray[np.bool_],
-        cloud: NDArray[np.float32],
-        reference: int | None,
-        shape: tuple[int, int],
-    ) -> SceneMatch | None:
-        """Return the radiometric match of a scene's dates, fitted on an overview (T, C, h, w) of it.
-
-        valid, cloud: (T, h, w), the latter from `estimate_cloud`. shape: (height, width) of the scene. None for a scene
-        of one tile or one date, and for a model that matches no dates.
-        """
-        if max(shape) <= self.tile_size or len(look) == 1 or not self.matches_dates or not valid.any():
-            return None
-        return SceneMatch.fit(look, valid=valid, cloud=cloud, reference=reference, factor=look_factor(*shape))
+    @cached_property
+    def turn(self) -> AbstractContextManager[Any]:
+        """Held while a batch is computed: a lock on a GPU, where batches side by side would not fit."""
+        return nullcontext() if self.device.type == "cpu" else threading.Lock()
 
     def noise_field(self, seed: int, steps: int) -> NoiseField:
         """Return the noise of one sample; balanced where a single step corrects a composite."""
@@ -552,59 +439,6 @@ class CloudRemover:
                 image = ((match_dates(pair, weight, anchor)[0, 1] + 1) / 2).clamp(min=0)
             followed.append(image)
         return torch.stack(followed)
-
-    def _match_series(self, series: TileInputs) -> SceneMatch | None:
-        """Return `scene_match` of a whole array, from the central pixel of every n x n."""
-        height, width = series.size
-        shape = height, width
-        if max(shape) <= self.tile_size or series.cloudy.shape[1] == 1 or not self.matches_dates:
-            return None
-        every = decimation(*shape)
-        look = series.cloudy[0][:, list(series.output)][..., *every].numpy()
-        valid, cloud = series.valid[0][..., *every].numpy(), series.cloud[0][..., *every].numpy()
-        date = int(series.reference[0])
-        if valid.any():
-            masks = [None if np.isnan(one).any() else one for one in cloud]
-            names = [self.bands[position] for position in series.output]
-            cloud = self.estimate_cloud(look, valid=valid, cloud_mask=masks, bands=names)
-        return self.scene_match(look, valid=valid, cloud=cloud, reference=None if date < 0 else date, shape=shape)
-
-    @staticmethod
-    def _matched(part: TileInputs, window: Window, match: SceneMatch | None) -> TileInputs:
-        if match is None:
-            return part
-        return part.with_change(match.change(window, part.cloudy[0][:, list(part.output)].numpy()))
-
-    def _removal(self, raw: RawTiles, index: int, series: TileInputs) -> Removal:
-        """Return one raw tile in the user's bands, as arrays."""
-        date, back = int(series.reference[0]), list(series.output)
-        cloud = None if raw.cloud is None else raw.cloud[index].float().cpu().numpy()
-        kept = np.zeros(series.size, dtype=bool)
-        if date >= 0:
-            mask = series.cloud[0].numpy() if cloud is None else cloud
-            kept = (mask[date] < self.options.cloud_threshold) & series.valid[0, date].numpy()
-        clear, spread = (value[index].cpu().numpy()[back] for value in (raw.clear, raw.spread))
-        return Removal(clear, cloud, kept, spread)
-
-    def _finish(
-        self,
-        series: TileInputs,
-        image: NDArray[np.float32],
-        spread: NDArray[np.float32] | None,
-        used: NDArray[np.float32] | None,
-    ) -> Removal:
-        """Return the result of a whole image, with the reference date's clear pixels copied in."""
-        date, back = int(series.reference[0]), list(series.output)
-        clear, kept = self.finish(
-            image,
-            series.cloudy[0, date].numpy() if date >= 0 else None,
-            cloud=series.cloud[0].numpy() if used is None else used,
-            valid=series.valid[0].numpy(),
-            reference=date if date >= 0 else None,
-        )
-        if spread is not None:
-            spread = np.where(kept, 0.0, spread).astype(np.float32)[back]
-        return Removal(clear[back], used, kept, spread)
 
 
 def _receive(

@@ -1,13 +1,12 @@
-"""One radiometry for a whole scene: every date mapped onto the reference date from a look at all of it from afar.
+"""Radiometric match of a whole scene: every date mapped onto the reference date, fitted on an overview.
 
 Not from the paper. The network matches dates within a tile (`model.matching`). A tile that lies under one large cloud
-of the reference date has nothing to match to, and would come out in another light than its neighbours. The same fit,
-made once on a small picture of the scene, reaches across such a hole; tiles then only refine it.
+of the reference date has no clear pixel to match to, and its radiometry would differ from that of its neighbours. The
+same fit on an overview of the scene reaches across such a gap; tiles then only refine it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -22,20 +21,20 @@ from sader.model.composite import NOISE_VARIANCE, clearest_date
 from sader.model.infill import carried_inward
 from sader.model.matching import CELL, MOST_CHANGE, fit_dates, inlier_weight
 
-LOOK = 512
-"""Longest edge of a look from afar, in pixels."""
+OVERVIEW = 512
+"""Longest edge of an overview, in pixels."""
 NEARBY = 129
 """Edge in pixels of the window that says how near a pixel is to clear ones."""
 
 
-def look_factor(height: int, width: int) -> int:
-    """Return how many pixels of a scene lie along one pixel of the look at it."""
-    return max(1, -(-max(height, width) // LOOK))
+def overview_factor(height: int, width: int) -> int:
+    """Return how many pixels of a scene lie along one pixel of its overview."""
+    return max(1, -(-max(height, width) // OVERVIEW))
 
 
 def decimation(height: int, width: int) -> tuple[slice, slice]:
-    """Return the slices of a look from afar: the middle of every n x n pixels."""
-    step = look_factor(height, width)
+    """Return the slices of an overview: the middle of every n x n pixels."""
+    step = overview_factor(height, width)
     first = slice(step // 2, None, step)
     return (first if height > step // 2 else slice(None)), (first if width > step // 2 else slice(None))
 
@@ -61,10 +60,10 @@ class SceneMatch:
         reference: int | None,
         factor: int,
     ) -> SceneMatch:
-        """Return the maps found in a look at the scene.
+        """Return the maps fitted on an overview of the scene.
 
         cloudy: (T, C, h, w) reflectance; valid, cloud: (T, h, w), NaN = unknown. reference: None = the clearest date.
-        factor: pixels of the scene along one pixel of the look.
+        factor: pixels of the scene along one pixel of the overview.
         """
         series = to_model_range(torch.from_numpy(np.where(valid[:, None], cloudy, 0.5).astype(np.float32)))[None]
         observed = torch.from_numpy(valid)[None]
@@ -76,43 +75,27 @@ class SceneMatch:
             coefficients[0, int(anchor[0])] = 0.0  # the date itself stays as it is, to the bit
         return cls(coefficients[0].numpy(), centre[0, 0, :, 0, 0].numpy(), CELL * factor)
 
-    def change(self, window: Window, cloudy: NDArray[np.float32]) -> NDArray[np.float32]:
-        """Return what is to be added to the dates (T, C, h, w) of a window, in reflectance."""
-        cells = self.coefficients.shape[-2:]
-        rows = _interpolation(window.row, window.height, self.cell, cells[0])
-        cols = _interpolation(window.col, window.width, self.cell, cells[1])
-        out = np.zeros_like(cloudy)
-        for date, maps in enumerate(self.coefficients):
-            if not maps.any():
-                continue
-            smooth = np.einsum("hp,ijpq,wq->ijhw", rows, maps, cols, optimize=True)
-            x = 2 * cloudy[date] - 1 - self.centre[:, None, None]
-            change = np.einsum("ihw,ijhw->jhw", x, smooth[:-1]) + smooth[-1]
-            out[date] = change.clip(-MOST_CHANGE, MOST_CHANGE) / 2
-        return out
-
-    def change_of(self, windows: Sequence[Window], cloudy: Tensor) -> Tensor:
-        """Return `change` of several windows of one size, (B, T, C, h, w), computed where `cloudy` is."""
+    def change(self, window: Window, cloudy: Tensor) -> Tensor:
+        """Return the correction of the dates (T, C, h, w) of a window, in reflectance, on their device."""
         cells = self.coefficients.shape[-2:]
         device = cloudy.device
         centre = torch.from_numpy(self.centre).to(device)[:, None, None]
-        maps = [torch.from_numpy(one).to(device) if one.any() else None for one in self.coefficients]
+        rows = torch.from_numpy(_interpolation(window.row, window.height, self.cell, cells[0])).to(device)
+        cols = torch.from_numpy(_interpolation(window.col, window.width, self.cell, cells[1])).to(device)
         out = torch.zeros_like(cloudy)
+        down_last = cells[0] * window.width < cells[1] * window.height  # the smaller intermediate result
         with full_precision(cloudy):
-            for index, window in enumerate(windows):
-                rows = torch.from_numpy(_interpolation(window.row, window.height, self.cell, cells[0])).to(device)
-                cols = torch.from_numpy(_interpolation(window.col, window.width, self.cell, cells[1])).to(device)
-                for date, one in enumerate(maps):
-                    if one is None:
-                        continue
-                    smooth = rows @ one @ cols.T
-                    x = 2 * cloudy[index, date] - 1 - centre
-                    # In the order of the sums of `change`.
-                    change = x[0] * smooth[0]
-                    for band in range(1, len(x)):
-                        change += x[band] * smooth[band]
-                    change += smooth[-1]
-                    out[index, date] = change.clamp(-MOST_CHANGE, MOST_CHANGE) / 2
+            for date, maps in enumerate(self.coefficients):
+                if not maps.any():
+                    continue
+                cellwise = torch.from_numpy(maps).to(device)
+                smooth = rows @ (cellwise @ cols.T) if down_last else rows @ cellwise @ cols.T
+                x = 2 * cloudy[date] - 1 - centre
+                change = x[0] * smooth[0]
+                for band in range(1, len(x)):
+                    change += x[band] * smooth[band]
+                change += smooth[-1]
+                out[date] = change.clamp(-MOST_CHANGE, MOST_CHANGE) / 2
         return out
 
 

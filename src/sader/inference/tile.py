@@ -42,6 +42,17 @@ class TileOutput(NamedTuple):
     """bool (B, H, W), only from `SaderTile.compute` with a scene match: see `masks.leading_date`."""
 
 
+class RawTiles(NamedTuple):
+    """Tiles before blending, tensors on the remover's device."""
+
+    clear: Tensor
+    """(B, C, H, W) reflectance, the mean of the samples; values may be below 0, no pixel of the reference is copied."""
+    spread: Tensor
+    """(B, C, H, W): expected standard deviation; 0 for one sample of a network that does not estimate its error."""
+    cloud: Tensor | None
+    """(B, T, H, W): mask of cloud or shadow that was used; None for networks that use no masks."""
+
+
 @dataclass(frozen=True)
 class TileSettings:
     """Settings that are the same for all tiles of a remover."""

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
 from sader.errors import ConfigError
 
 Progress = Callable[[int, int], None]
-"""Called with (work done, work in all)."""
+"""Called with (tiles done, tiles in all)."""
+Notice = Callable[[str], None]
+"""Called with a message for the user."""
 
 
 @dataclass(frozen=True)
@@ -67,33 +71,60 @@ def blend_weights(window: Window, *, height: int, width: int, overlap: int) -> N
     return ramp(window.row, window.height, height)[:, None] * ramp(window.col, window.width, width)[None]
 
 
+def common(window: Window, other: Window) -> Window | None:
+    """Return the part of `window` that `other` covers, in the coordinates of `window`; None where they are apart."""
+    top, left = max(window.row, other.row), max(window.col, other.col)
+    bottom = min(window.row + window.height, other.row + other.height)
+    right = min(window.col + window.width, other.col + other.width)
+    if bottom <= top or right <= left:
+        return None
+    return Window(top - window.row, left - window.col, bottom - top, right - left)
+
+
 class Blend:
-    """Sum of weighted windows, divided by the sum of the weights."""
+    """Weighted mean of tiles over a rectangle of a scene: all of it, the rows in progress, or one chunk.
 
-    def __init__(self, channels: int, height: int, width: int, *, overlap: int) -> None:
-        self.overlap = overlap
-        self.total = np.zeros((channels, height, width), dtype=np.float32)
-        self.weight = np.zeros((height, width), dtype=np.float32)
+    Tiles are added in the order of `plan_windows`, so the sums, and with them the bits, do not depend on the rectangle.
+    area: the rectangle; shape: (height, width) of the scene.
+    """
 
-    def add(self, window: Window, values: NDArray[np.float32]) -> None:
-        """Add the values (C, h, w) of one window."""
-        rows, cols = window.slices
-        height, width = self.weight.shape
-        weight = blend_weights(window, height=height, width=width, overlap=self.overlap)
-        self.total[:, rows, cols] += weight * values
-        self.weight[rows, cols] += weight
+    def __init__(
+        self,
+        channels: int,
+        area: Window,
+        *,
+        shape: tuple[int, int],
+        overlap: int,
+        device: torch.device | str = "cpu",
+    ) -> None:
+        self.area, self.shape, self.overlap = area, shape, overlap
+        self.total = torch.zeros((channels, area.height, area.width), device=device)
+        self.weight = torch.zeros((area.height, area.width), device=device)
 
-    def result(self) -> NDArray[np.float32]:
-        return self.total / self.weight
+    def add(self, window: Window, planes: Tensor) -> None:
+        """Add the planes (channels, h, w) of one tile; what lies outside the rectangle is left out."""
+        place, part = common(self.area, window), common(window, self.area)
+        if place is None or part is None:
+            return
+        height, width = self.shape
+        weights = blend_weights(window, height=height, width=width, overlap=self.overlap)[part.slices]
+        weight = torch.from_numpy(np.ascontiguousarray(weights)).to(self.weight.device)
+        for total, plane in zip(self.total, planes, strict=True):  # plane by plane: the product stays in the cache
+            total[place.slices] += weight * plane[part.slices]
+        self.weight[place.slices] += weight
 
+    def result(self, rows: int | None = None) -> Tensor:
+        """Return the mean (channels, rows, w) of the first rows, all by default; NaN where no tile was added."""
+        return self.total[:, :rows] / self.weight[:rows]
 
-class Ticks:
-    """Counts pieces of work and tells whoever shows the progress."""
+    def advance(self, rows: int) -> None:
+        """Move the rectangle down by so many rows."""
+        for array in (self.total, self.weight):
+            array[..., :-rows, :] = array[..., rows:, :].clone()
+            array[..., -rows:, :] = 0
+        self.area = replace(self.area, row=self.area.row + rows)
 
-    def __init__(self, total: int, progress: Progress | None) -> None:
-        self.done, self.total, self.progress = 0, total, progress
-
-    def add(self, count: int) -> None:
-        self.done += count
-        if self.progress is not None:
-            self.progress(self.done, self.total)
+    def restore(self, total: Tensor, weight: Tensor) -> None:
+        """Start from the sums of an earlier run, which cover the first rows."""
+        self.total[:, : total.shape[1]] = total.to(self.total.device)
+        self.weight[: weight.shape[0]] = weight.to(self.weight.device)

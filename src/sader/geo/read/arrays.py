@@ -1,6 +1,6 @@
-"""Arrays in memory as dates of a stack: NumPy arrays, and whatever a loading function of the user returns.
+"""Arrays in memory as dates of a stack: NumPy arrays, and the result of a loading function of the user.
 
-An array is not warped: it must lie on the stack's grid (or be asked for a coarser look at its own).
+An array is not warped: the grid must be its own, or the grid of its overview.
 """
 
 from __future__ import annotations
@@ -16,16 +16,17 @@ from numpy.typing import NDArray
 
 from sader.bands import names_of_file
 from sader.errors import BandError, DataError, ShapeError
-from sader.geo.stack import Grid, ValueCoding
-from sader.geo.values import coding_of, decode
+from sader.geo.grid import Grid
+from sader.geo.stack import DateSource
 from sader.inference.tiling import Window
+from sader.inference.values import ValueCoding, coding_of
 
 LoadFunction = Callable[[Path], tuple[NDArray[Any], Mapping[str, Any]]]
 """path -> (array (C, H, W), profile); the profile is rasterio's, with "descriptions" where bands have names."""
 
 
 @dataclass(frozen=True)
-class ArraySource:
+class ArraySource(DateSource):
     """One acquisition as an array of stored numbers."""
 
     name: str
@@ -43,20 +44,10 @@ class ArraySource:
         if self.array.shape != wanted:
             raise ShapeError(f"{self.name} is {self.array.shape}; expected (C, H, W) = {wanted}: bands and grid.")
 
-    def read(
-        self, window: Window, *, bands: Sequence[str], grid: Grid
-    ) -> tuple[NDArray[np.float32], NDArray[np.bool_]]:
-        """Return reflectance (C, h, w) and valid (h, w)."""
-        values, valid = decode(self.read_digital(window, bands=bands, grid=grid), self.coding)
-        everywhere: NDArray[np.bool_] = np.asarray(valid.all(axis=0))
-        return np.where(everywhere, values, np.float32(0)), everywhere
-
-    def read_digital(self, window: Window, *, bands: Sequence[str], grid: Grid) -> NDArray[Any]:
+    def read_numbers(self, window: Window, *, bands: Sequence[str], grid: Grid) -> NDArray[Any]:
         """Return the stored numbers (C, h, w)."""
-        missing = [band for band in bands if band not in self.bands]
-        if missing:
-            raise BandError(f"{self.name} has no band {', '.join(missing)}; it has {', '.join(self.bands)}.")
-        return self._cut(self.array, window, grid)[[self.bands.index(band) for band in bands]]
+        places = [self.position(band) for band in bands]
+        return self._cut(self.array, window, grid)[places]
 
     def read_mask(self, window: Window, *, grid: Grid) -> NDArray[np.bool_] | None:
         """Return the mask given with the array, or None."""
@@ -65,9 +56,10 @@ class ArraySource:
     def _cut(self, array: NDArray[Any], window: Window, grid: Grid) -> NDArray[Any]:
         if grid.same_as(self.grid):
             return array[..., *window.slices]
-        factor = round(grid.resolution[0] / self.grid.resolution[0])
-        if factor > 1 and grid.same_as(self.grid.coarser(factor)):  # a look from afar: every so many pixels
-            middle = array[..., factor // 2 :: factor, factor // 2 :: factor]
+        factor = round(max(grid.resolution) / max(self.grid.resolution))
+        if factor > 1 and grid.same_as(self.grid.coarser(factor)):  # the overview: the middle of every n x n pixels
+            down, across = (min(factor, size) for size in self.grid.shape)
+            middle = array[..., down // 2 :: down, across // 2 :: across]
             short = [(0, max(0, want - have)) for want, have in zip(grid.shape, middle.shape[-2:], strict=True)]
             padded = np.pad(middle, [(0, 0)] * (array.ndim - 2) + short, mode="edge")
             return padded[..., *window.slices]

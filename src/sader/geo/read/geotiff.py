@@ -14,7 +14,7 @@ from sader.bands import BAND_LISTS, canonical, names_of_file
 from sader.errors import BandError, DataError, require
 from sader.geo.offset import decide_tags, sample_windows
 from sader.geo.read.raster import BandFile, GeoTiffSource, alpha_band, grid_of, has_mask, opened, reading
-from sader.geo.values import coding_of
+from sader.inference.values import coding_of
 
 RASTERS = (".tif", ".tiff", ".jp2", ".vrt", ".img")
 SAMPLE = 256

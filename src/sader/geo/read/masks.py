@@ -1,30 +1,34 @@
 """Where the cloud masks come from: the product's classification, a file, a detector that is installed, or the model.
 
-`with_masks` wraps sources so that `read_mask` answers with the chosen mask: True = cloud or shadow. The choice "own"
-answers None, and the model estimates the clouds itself. The detectors are in `sader.geo.read.detectors`.
+`with_masks` wraps sources so that `read_mask` returns the chosen mask: True = cloud or shadow. With the choice "own" it
+returns None, and the model estimates the clouds itself. The detectors (s2cloudless, OmniCloudMask) work on fixed blocks
+of the grid with a margin around each, so that a mask does not depend on the window that is read.
 """
 
 from __future__ import annotations
 
 import re
+import threading
+from collections import OrderedDict
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime
+from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from sader.errors import BandError, ConfigError, DataError, did_you_mean
+from sader.errors import BandError, ConfigError, DataError, did_you_mean, require
+from sader.geo.grid import Grid
 from sader.geo.offset import sample_windows
-from sader.geo.read.detectors import DETECTORS
 from sader.geo.read.products import CLASSES, SCL_CLOUD
 from sader.geo.read.raster import BandFile, grid_of, opened, read_band, reading
-from sader.geo.stack import DateSource, Grid, ValueCoding
-from sader.inference.tiling import Window
+from sader.geo.stack import DateSource
+from sader.inference.tiling import Notice, Window
+from sader.inference.values import ValueCoding
 
-Notice = Callable[[str], None]
 SCL_NAMES: dict[int, str] = {
     0: "no data",
     1: "saturated or defective",
@@ -55,60 +59,64 @@ MASK_ENDINGS = ("_mask", "_cloudmask", "_label", "_scl", "_cld")
 
 
 class MaskProvider(Protocol):
-    """Answers where one acquisition is cloudy."""
+    """Returns the cloud mask of an acquisition."""
+
+    @property
+    def paths(self) -> tuple[str, ...]:
+        """The mask files, if any."""
 
     def mask(self, source: DateSource, window: Window, *, grid: Grid) -> NDArray[np.bool_] | None:
         """Return (h, w), True = cloud or shadow; None where it is not known."""
 
 
 @dataclass(frozen=True)
-class MaskedSource:
-    """A source whose mask comes from somewhere else."""
+class MaskedSource(DateSource):
+    """A source whose cloud mask comes from a provider; everything else is that of the source."""
 
     source: DateSource
     provider: MaskProvider
+    name: str = field(init=False)
+    date: datetime | None = field(init=False)
+    bands: tuple[str, ...] = field(init=False)
+    grid: Grid = field(init=False)
+    coding: ValueCoding = field(init=False)
 
-    @property
-    def name(self) -> str:
-        return self.source.name
+    def __post_init__(self) -> None:
+        source = self.source
+        facts = {"name": source.name, "date": source.date, "bands": source.bands, "grid": source.grid}
+        for attribute, value in {**facts, "coding": source.coding}.items():
+            object.__setattr__(self, attribute, value)
 
-    @property
-    def date(self) -> datetime | None:
-        return self.source.date
+    def read_numbers(self, window: Window, *, bands: Sequence[str], grid: Grid) -> NDArray[Any]:
+        return self.source.read_numbers(window, bands=bands, grid=grid)
 
-    @property
-    def bands(self) -> tuple[str, ...]:
-        return self.source.bands
+    def codings(self, bands: Sequence[str]) -> tuple[ValueCoding, ...]:
+        return self.source.codings(bands)
 
-    @property
-    def grid(self) -> Grid:
-        return self.source.grid
-
-    @property
-    def coding(self) -> ValueCoding:
-        return self.source.coding
-
-    def read(
-        self, window: Window, *, bands: Sequence[str], grid: Grid
-    ) -> tuple[NDArray[np.float32], NDArray[np.bool_]]:
-        """Return what the source reads."""
-        return self.source.read(window, bands=bands, grid=grid)
+    def block_shape(self, bands: Sequence[str], grid: Grid) -> tuple[int, int] | None:
+        return self.source.block_shape(bands, grid)
 
     def read_mask(self, window: Window, *, grid: Grid) -> NDArray[np.bool_] | None:
-        """Return the provider's mask (h, w)."""
+        """Return the mask (h, w) of the provider."""
         return self.provider.mask(self.source, window, grid=grid)
 
-    def __getattr__(self, name: str) -> Any:
-        # What some sources have beyond the protocol (paths, href, read_digital) stays reachable. Names with two
-        # underscores belong to pickle, which asks before `source` is there.
-        if name.startswith("__") or name == "source":
-            raise AttributeError(name)
-        return getattr(self.source, name)
+    def read_classes(self, window: Window, *, grid: Grid) -> NDArray[np.uint8] | None:
+        return self.source.read_classes(window, grid=grid)
+
+    @property
+    def paths(self) -> tuple[str, ...]:
+        return tuple(dict.fromkeys((*self.source.paths, *self.provider.paths)))
+
+    @property
+    def origins(self) -> tuple[tuple[str, str], ...]:
+        return self.source.origins
 
 
 @dataclass(frozen=True)
 class OwnMask:
-    """Nobody says: the model estimates the clouds."""
+    """No mask: the model estimates the clouds."""
+
+    paths: tuple[str, ...] = ()
 
     def mask(self, source: DateSource, window: Window, *, grid: Grid) -> None:
         """Return None."""
@@ -119,11 +127,11 @@ class SclMask:
     """The product's scene classification."""
 
     classes: tuple[int, ...] = SCL_CLOUD
+    paths: tuple[str, ...] = ()
 
     def mask(self, source: DateSource, window: Window, *, grid: Grid) -> NDArray[np.bool_] | None:
         """Return where the class is one of `classes`; None for a source without a classification."""
-        reader = getattr(source, "read_classes", None)
-        found = reader(window, grid=grid) if reader else None
+        found = source.read_classes(window, grid=grid)
         return None if found is None else np.isin(found, self.classes)
 
 
@@ -135,12 +143,116 @@ class FileMask:
     classes: tuple[int, ...] | None = None
     """Classes that count as cloud; None = a mask of 0 (clear) and 1 or 255 (cloud)."""
 
+    @property
+    def paths(self) -> tuple[str, ...]:
+        return (self.file.path,)
+
     def mask(self, source: DateSource, window: Window, *, grid: Grid) -> NDArray[np.bool_] | None:
         """Return where the file says cloud; outside the file True, so that the model fills it in."""
         if self.classes is not None:
             found = read_band(self.file, window, grid=grid, coding=CLASSES, categories=True)
             return np.isin(found, (NO_CLASS, *self.classes))  # of what has no class nothing is known either
         return read_band(self.file, window, grid=grid, coding=OUTSIDE, categories=True) != 0
+
+
+BLOCK, MARGIN = 512, 64
+"""Edge in pixels of the blocks of a detector, and of the margin around them."""
+CACHED_BLOCKS = 32
+
+
+@dataclass(frozen=True)
+class DetectorMask:
+    """A detector that is run on the values, block by block."""
+
+    detector: Callable[[NDArray[np.float32]], NDArray[np.bool_]]
+    """Reflectance (C, h, w) of `bands` -> cloud (h, w). Module level, so that it can be sent to another process."""
+    bands: tuple[str, ...]
+    paths: tuple[str, ...] = ()
+    blocks: DetectorBlocks = field(default_factory=lambda: DetectorBlocks(), compare=False, repr=False)
+
+    def mask(self, source: DateSource, window: Window, *, grid: Grid) -> NDArray[np.bool_] | None:
+        """Return where the detector finds cloud or shadow; False where there is no data."""
+        out = np.zeros((window.height, window.width), dtype=bool)
+        for top in range(window.row // BLOCK * BLOCK, window.row + window.height, BLOCK):
+            for left in range(window.col // BLOCK * BLOCK, window.col + window.width, BLOCK):
+                make = partial(self._block, source, grid, top, left)
+                block = self.blocks.get((source.name, id(source), grid, top, left), make)
+                r0, c0 = max(top, window.row), max(left, window.col)
+                r1 = min(top + block.shape[0], window.row + window.height)
+                c1 = min(left + block.shape[1], window.col + window.width)
+                out[r0 - window.row : r1 - window.row, c0 - window.col : c1 - window.col] = block[
+                    r0 - top : r1 - top, c0 - left : c1 - left
+                ]
+        return out
+
+    def _block(self, source: DateSource, grid: Grid, top: int, left: int) -> NDArray[np.bool_]:
+        height, width = min(BLOCK, grid.height - top), min(BLOCK, grid.width - left)
+        row, col = max(0, top - MARGIN), max(0, left - MARGIN)
+        around = Window(
+            row, col, min(grid.height, top + height + MARGIN) - row, min(grid.width, left + width + MARGIN) - col
+        )
+        values, valid = source.read(around, bands=self.bands, grid=grid)
+        found = np.zeros(valid.shape, dtype=bool) if not valid.any() else self.detector(values) & valid
+        return found[top - row : top - row + height, left - col : left - col + width]
+
+
+class DetectorBlocks:
+    """The last blocks of a detector; shared by threads, empty after pickling."""
+
+    def __init__(self) -> None:
+        self._blocks: OrderedDict[Any, NDArray[np.bool_]] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def get(self, key: Any, make: Callable[[], NDArray[np.bool_]]) -> NDArray[np.bool_]:
+        """Return the block of `key`, computed where it is not cached."""
+        with self._lock:
+            if key not in self._blocks:
+                self._blocks[key] = make()
+                while len(self._blocks) > CACHED_BLOCKS:
+                    self._blocks.popitem(last=False)
+            self._blocks.move_to_end(key)
+            return self._blocks[key]
+
+    def __reduce__(self) -> tuple[type[DetectorBlocks], tuple[()]]:
+        return DetectorBlocks, ()
+
+
+S2CLOUDLESS_BANDS = ("B01", "B02", "B04", "B05", "B08", "B8A", "B09", "B10", "B11", "B12")
+OMNICLOUDMASK_BANDS = ("B04", "B03", "B08")
+
+
+def detect_s2cloudless(values: NDArray[np.float32]) -> NDArray[np.bool_]:
+    """Return clouds (h, w) in reflectance (10, h, w) of an L1C scene; shadows are not found."""
+    package = require("s2cloudless", extra="s2cloudless", purpose="the mask s2cloudless")
+    detector = package.S2PixelCloudDetector(threshold=0.4, average_over=4, dilation_size=2, all_bands=False)
+    found = detector.get_cloud_masks(np.ascontiguousarray(np.moveaxis(values, 0, -1))[None])
+    return np.asarray(found[0]).astype(bool)
+
+
+def detect_omnicloudmask(values: NDArray[np.float32]) -> NDArray[np.bool_]:
+    """Return thick and thin cloud and shadow (h, w) in reflectance (3, h, w): red, green, near infrared."""
+    package = require("omnicloudmask", extra="masks", purpose="the mask omnicloudmask")
+    size = max(32, min(values.shape[1:]))
+    found = package.predict_from_array(values, patch_size=min(1000, size), patch_overlap=min(300, size // 2))
+    return np.asarray(found).reshape(values.shape[1:]) > 0
+
+
+def s2cloudless_mask() -> DetectorMask:
+    """Return the provider; raise at once, with the install command, where the package is missing."""
+    require("s2cloudless", extra="s2cloudless", purpose="the mask s2cloudless")
+    return DetectorMask(detect_s2cloudless, S2CLOUDLESS_BANDS)
+
+
+def omnicloudmask_mask() -> DetectorMask:
+    """Return the provider; raise at once, with the install command, where the package is missing."""
+    require("omnicloudmask", extra="masks", purpose="the mask omnicloudmask")
+    return DetectorMask(detect_omnicloudmask, OMNICLOUDMASK_BANDS)
+
+
+DETECTORS: dict[str, Callable[[], DetectorMask]] = {
+    "s2cloudless": s2cloudless_mask,
+    "omnicloudmask": omnicloudmask_mask,
+}
 
 
 def parse_scl(text: str) -> tuple[int, ...]:
@@ -202,8 +314,7 @@ def _with_scl(sources: Sequence[DateSource], classes: tuple[int, ...], notice: N
 
 
 def _has_classes(source: DateSource) -> bool:
-    reader = getattr(source, "read_classes", None)
-    return reader is not None and reader(Window(0, 0, 1, 1), grid=source.grid) is not None
+    return source.read_classes(Window(0, 0, 1, 1), grid=source.grid) is not None
 
 
 def _with_detector(sources: Sequence[DateSource], word: str) -> list[DateSource]:

@@ -1,25 +1,26 @@
 """An acquisition delivered as one file per band (Sentinel-2 products, STAC items), and several tiles as one date.
 
 Bands of 10, 20 and 60 m are put on one grid by the reader of `geo.read.raster`: interpolated when they become finer,
-means when they become coarser, the nearest pixel for classes. Nothing here knows a provider.
+averaged when they become coarser, the nearest pixel for classes. Nothing here is specific to a provider.
 """
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from sader.errors import BandError, DataError
-from sader.geo.read.raster import BandFile, grid_of, opened, read_band, reading, shown
-from sader.geo.stack import DateSource, Grid, ValueCoding
-from sader.geo.values import decode, encode
+from sader.errors import DataError
+from sader.geo.grid import Grid
+from sader.geo.read.raster import BandFile, grid_of, largest_block, opened, read_band, reading, shown
+from sader.geo.stack import DateSource
 from sader.inference.tiling import Window
+from sader.inference.values import REFLECTANCE, ValueCoding, decode_array
 
 CLASSES = ValueCoding("uint8", 1.0, 0.0, 0.0)
 """Of a scene classification: 0 = no data."""
@@ -28,7 +29,7 @@ SCL_CLOUD = (3, 8, 9, 10)
 
 
 @dataclass(frozen=True)
-class ProductSource:
+class ProductSource(DateSource):
     """One acquisition with one file per band and, where the product has one, a scene classification (SCL)."""
 
     name: str
@@ -40,7 +41,7 @@ class ProductSource:
     """Of the acquisition as a whole: what most of its bands use."""
     files: tuple[BandFile, ...]
     """In the order of `bands`."""
-    codings: tuple[ValueCoding, ...]
+    band_codings: tuple[ValueCoding, ...]
     """In the order of `bands`; the offset may differ from band to band."""
     classes: BandFile | None = None
     """Scene classification with the classes of Sen2Cor."""
@@ -49,17 +50,17 @@ class ProductSource:
     href: str = ""
     """Where the product or item is, for the links of the result."""
 
-    def read(
-        self, window: Window, *, bands: Sequence[str], grid: Grid
-    ) -> tuple[NDArray[np.float32], NDArray[np.bool_]]:
-        """Return reflectance (C, h, w) and valid (h, w): every band has data. 0 where not valid."""
-        pairs = [decode(self._counts(band, window, grid), self._coding(band)) for band in bands]
-        valid = np.all([seen for _, seen in pairs], axis=0)
-        return np.where(valid, np.stack([values for values, _ in pairs]), np.float32(0)), valid
+    def read_numbers(self, window: Window, *, bands: Sequence[str], grid: Grid) -> NDArray[Any]:
+        """Return the stored numbers (C, h, w), each band in its own coding."""
+        files = [self.files[self.position(band)] for band in bands]
+        codings = self.codings(bands)
+        return np.stack([read_band(f, window, grid=grid, coding=c) for f, c in zip(files, codings, strict=True)])
 
-    def read_digital(self, window: Window, *, bands: Sequence[str], grid: Grid) -> NDArray[Any]:
-        """Return the numbers on disk (C, h, w) in the source's own coding."""
-        return np.stack([self._in_own_coding(band, window, grid) for band in bands])
+    def codings(self, bands: Sequence[str]) -> tuple[ValueCoding, ...]:
+        return tuple(self.band_codings[self.position(band)] for band in bands)
+
+    def block_shape(self, bands: Sequence[str], grid: Grid) -> tuple[int, int] | None:
+        return largest_block([self.files[self.position(band)] for band in bands], grid)
 
     def read_classes(self, window: Window, *, grid: Grid) -> NDArray[np.uint8] | None:
         """Return the scene classification (h, w), 0 where there is none; None where the product has no such file."""
@@ -74,102 +75,78 @@ class ProductSource:
 
     @property
     def paths(self) -> tuple[str, ...]:
-        """The files behind it, each once."""
         files = [*self.files, *([self.classes] if self.classes else [])]
         return tuple(dict.fromkeys(file.path for file in files))
 
-    def _position(self, band: str) -> int:
-        if band not in self.bands:
-            raise BandError(f"{self.name} has no band {band}; it has {', '.join(self.bands)}.")
-        return self.bands.index(band)
-
-    def _coding(self, band: str) -> ValueCoding:
-        return self.codings[self._position(band)]
-
-    def _counts(self, band: str, window: Window, grid: Grid) -> NDArray[Any]:
-        return read_band(self.files[self._position(band)], window, grid=grid, coding=self._coding(band))
-
-    def _in_own_coding(self, band: str, window: Window, grid: Grid) -> NDArray[Any]:
-        counts = self._counts(band, window, grid)
-        if self._coding(band) == self.coding:
-            return counts
-        values, valid = decode(counts, self._coding(band))
-        return encode(values, valid, self.coding)
+    @property
+    def origins(self) -> tuple[tuple[str, str], ...]:
+        return ((self.name, self.href or self.paths[0]),)
 
 
 @dataclass(frozen=True)
-class MosaicSource:
+class MosaicSource(DateSource):
     """Neighbouring tiles of one overpass as one date: each pixel comes from the first tile that has it."""
 
     sources: tuple[DateSource, ...]
     grid: Grid
-    """Of the area wanted, on the map of the first tile."""
+    """Of the area, on the map of the first tile."""
+    name: str = field(init=False)
+    date: datetime | None = field(init=False)
+    bands: tuple[str, ...] = field(init=False)
+    """The bands that every tile has."""
+    coding: ValueCoding = field(init=False)
 
     def __post_init__(self) -> None:
         if not self.sources:
             raise DataError("a mosaic of no tiles; give at least one.")
+        first = self.sources[0]
+        common = tuple(band for band in first.bands if all(band in source.bands for source in self.sources))
+        name = " + ".join(source.name for source in self.sources)
+        for attribute, value in (("name", name), ("date", first.date), ("bands", common), ("coding", first.coding)):
+            object.__setattr__(self, attribute, value)
 
-    @property
-    def name(self) -> str:
-        return " + ".join(source.name for source in self.sources)
+    def codings(self, bands: Sequence[str]) -> tuple[ValueCoding, ...]:
+        """Return the coding of the tiles, or reflectance where they differ."""
+        found = {source.codings(bands) for source in self.sources}
+        return found.pop() if len(found) == 1 else (REFLECTANCE,) * len(bands)
 
-    @property
-    def date(self) -> datetime | None:
-        return self.sources[0].date
-
-    @property
-    def bands(self) -> tuple[str, ...]:
-        """The bands that every tile has."""
-        return tuple(band for band in self.sources[0].bands if all(band in source.bands for source in self.sources))
-
-    @property
-    def coding(self) -> ValueCoding:
-        return self.sources[0].coding
-
-    @property
-    def href(self) -> str:
-        return str(getattr(self.sources[0], "href", ""))
-
-    @property
-    def hrefs(self) -> tuple[str, ...]:
-        """One for each tile."""
-        return tuple(str(getattr(source, "href", "") or source.name) for source in self.sources)
-
-    def read(
-        self, window: Window, *, bands: Sequence[str], grid: Grid
-    ) -> tuple[NDArray[np.float32], NDArray[np.bool_]]:
-        """Return reflectance (C, h, w) and valid (h, w); tiles may differ in coding."""
-        values, valid = self.sources[0].read(window, bands=bands, grid=grid)
+    def read_numbers(self, window: Window, *, bands: Sequence[str], grid: Grid) -> NDArray[Any]:
+        """Return the stored numbers (C, h, w); reflectance, with NaN for no data, where the tiles are coded apart."""
+        alike = self.codings(bands) == self.sources[0].codings(bands)
+        numbers, valid = self._part(self.sources[0], window, bands, grid, alike)
         for source in self.sources[1:]:
             if valid.all():
                 break
-            more, seen = source.read(window, bands=bands, grid=grid)
-            values = np.where(valid, values, more)
-            valid = valid | seen
-        return values, valid
+            more, seen = self._part(source, window, bands, grid, alike)
+            numbers, valid = np.where(valid, numbers, more), valid | seen
+        return numbers
 
-    def read_digital(self, window: Window, *, bands: Sequence[str], grid: Grid) -> NDArray[Any]:
-        """Return the numbers on disk (C, h, w) in the coding of the first tile."""
-        values, valid = self.read(window, bands=bands, grid=grid)
-        return encode(values, valid, self.coding)
+    @staticmethod
+    def _part(
+        source: DateSource, window: Window, bands: Sequence[str], grid: Grid, alike: bool
+    ) -> tuple[NDArray[Any], NDArray[np.bool_]]:
+        if not alike:
+            values, valid = source.read(window, bands=bands, grid=grid)
+            return np.where(valid, values, np.float32(np.nan)), valid
+        numbers = source.read_numbers(window, bands=bands, grid=grid)
+        return numbers, decode_array(numbers, source.codings(bands))[1]
 
     @property
     def paths(self) -> tuple[str, ...]:
-        """The files behind it, each once."""
-        return tuple(dict.fromkeys(path for source in self.sources for path in getattr(source, "paths", ())))
+        return tuple(dict.fromkeys(path for source in self.sources for path in source.paths))
+
+    @property
+    def origins(self) -> tuple[tuple[str, str], ...]:
+        return tuple(origin for source in self.sources for origin in source.origins)
 
     def read_classes(self, window: Window, *, grid: Grid) -> NDArray[np.uint8] | None:
         """Return the scene classification (h, w) from the tile the pixel comes from; None unless every tile has one."""
-        parts = []
+        out: NDArray[np.uint8] | None = None
         for source in self.sources:
-            reader = getattr(source, "read_classes", None)
-            part = reader(window, grid=grid) if reader else None
+            part = source.read_classes(window, grid=grid)
             if part is None:
                 return None
-            parts.append(part)
-        out: NDArray[np.uint8] = parts[0]
-        for part in parts[1:]:
-            out = np.where(out == 0, part, out)
+            out = part if out is None else np.where(out == 0, part, out)
         return out
 
     def read_mask(self, window: Window, *, grid: Grid) -> NDArray[np.bool_] | None:
@@ -222,7 +199,7 @@ def product_source(
         grid=finest,
         coding=Counter(codings).most_common(1)[0][0],
         files=tuple(files),
-        codings=tuple(codings),
+        band_codings=tuple(codings),
         classes=classes,
         reason=reason,
         href=href,

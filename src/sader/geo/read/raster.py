@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import re
+import stat
 import tempfile
 import threading
 import warnings
@@ -25,10 +26,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sader.bands import canonical
-from sader.errors import BandError, DataError, OutputError, ShapeError, require
-from sader.geo.stack import Affine6, Grid, ValueCoding
-from sader.geo.values import decode, is_data
+from sader.errors import DataError, OutputError, ShapeError, require
+from sader.geo.grid import Affine6, Grid
+from sader.geo.stack import DateSource
 from sader.inference.tiling import Window
+from sader.inference.values import ValueCoding
 
 OPEN_FILES = 64
 """Files kept open per thread."""
@@ -48,8 +50,8 @@ class BandFile:
 
 
 @dataclass(frozen=True)
-class GeoTiffSource:
-    """One acquisition in one file, or in one file per band. Any raster that GDAL reads will do."""
+class GeoTiffSource(DateSource):
+    """One acquisition in one file, or in one file per band, in any format that GDAL reads."""
 
     name: str
     date: datetime | None
@@ -59,35 +61,34 @@ class GeoTiffSource:
     files: tuple[BandFile, ...]
     """In the order of `bands`."""
 
-    def read(
-        self, window: Window, *, bands: Sequence[str], grid: Grid
-    ) -> tuple[NDArray[np.float32], NDArray[np.bool_]]:
-        """Return reflectance (C, h, w) and valid (h, w): every band has data. 0 where not valid."""
-        digital = self.read_digital(window, bands=bands, grid=grid)
-        values, valid = decode(digital, self.coding)
-        everywhere: NDArray[np.bool_] = np.asarray(valid.all(axis=0))
-        return np.where(everywhere, values, np.float32(0)), everywhere
-
-    def read_digital(self, window: Window, *, bands: Sequence[str], grid: Grid) -> NDArray[Any]:
-        """Return the numbers on disk (C, h, w); warped ones where `grid` is not that of the file."""
-        missing = [band for band in bands if band not in self.bands]
-        if missing:
-            raise BandError(f"{self.name} has no band {', '.join(missing)}; it has {', '.join(self.bands)}.")
-        chosen = [self.files[self.bands.index(band)] for band in bands]
+    def read_numbers(self, window: Window, *, bands: Sequence[str], grid: Grid) -> NDArray[Any]:
+        """Return the stored numbers (C, h, w); warped ones where `grid` is not that of the file."""
+        chosen = [self.files[self.position(band)] for band in bands]
         if len({file.path for file in chosen}) == 1:
-            # Together: in many files the bands lie side by side, and each would be unpacked once for every other.
+            # In one call: in pixel-interleaved files each band would be unpacked once for every other.
             indexes = [file.index for file in chosen]
             return read_bands(chosen[0].path, indexes, window, grid=grid, coding=self.coding)
         return np.stack([read_band(file, window, grid=grid, coding=self.coding) for file in chosen])
 
-    def read_mask(self, window: Window, *, grid: Grid) -> NDArray[np.bool_] | None:
-        """Return None: a plain file knows no clouds (`sader.geo.read.masks` adds what is known)."""
-        return None
+    def block_shape(self, bands: Sequence[str], grid: Grid) -> tuple[int, int] | None:
+        return largest_block([self.files[self.position(band)] for band in bands], grid)
 
     @property
     def paths(self) -> tuple[str, ...]:
-        """The files behind it, each once."""
         return tuple(dict.fromkeys(file.path for file in self.files))
+
+
+def largest_block(files: Sequence[BandFile], grid: Grid) -> tuple[int, int] | None:
+    """Return (height, width) that holds one block of each file; None where one of them does not lie on `grid`."""
+    found = set()
+    for path in {file.path for file in files}:
+        with reading(path):
+            dataset = opened(path)
+            if not grid_of(dataset).same_as(grid):
+                return None
+            found.add(dataset.block_shapes[0])
+    height, width = (max(edge) for edge in zip(*found, strict=True))
+    return height, width
 
 
 def read_band(
@@ -117,9 +118,11 @@ def read_bands(
             numbers = warped.read(wanted, window=place)
             if coding.nodata is not None:
                 return numbers  # what lies outside the file, its mask or its alpha band has been given that value
-            # GDAL says so in the mask, and only there where it has no nodata value.
+            # Without a nodata value only the mask of the warped image marks what lies outside.
             outside = warped.read_masks(wanted, window=place) == 0
-        return np.where(outside & is_data(numbers, coding), _nothing(coding), numbers).astype(numbers.dtype)
+        if np.issubdtype(numbers.dtype, np.floating):
+            outside &= np.isfinite(numbers)
+        return np.where(outside, _nothing(coding), numbers).astype(numbers.dtype)
 
 
 def alpha_band(dataset: Any) -> int | None:
@@ -219,10 +222,24 @@ def _crs_name(wkt: str) -> str:
 def open_raster(path: str | Path) -> Any:
     """Return the dataset of `path`, which the caller closes."""
     rasterio = require("rasterio", extra="geo", purpose="reading GeoTIFF")
+    check_regular(path)
     with warnings.catch_warnings():
-        # An image without a place is allowed here; what follows from it is said where it matters.
+        # Images without georeference are allowed; `build_stack` notifies the user.
         warnings.simplefilter("ignore", rasterio.errors.NotGeoreferencedWarning)
         return rasterio.open(path)
+
+
+def check_regular(path: str | Path) -> None:
+    """Refuse a local path that is neither a file nor a folder: reading a pipe would wait for ever."""
+    try:
+        str(path).encode("utf-8")
+        mode = os.stat(path).st_mode
+    except UnicodeEncodeError as error:
+        raise DataError(f"the name {path} is not valid UTF-8, which GDAL needs. Rename the file.") from error
+    except (OSError, ValueError):
+        return  # an address or a path inside an archive
+    if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):
+        raise DataError(f"{path} is a pipe, socket or device; expected a raster file. Write its content to a file.")
 
 
 def opened(path: str) -> Any:
@@ -267,7 +284,7 @@ def shown(text: str) -> str:
 
 @contextmanager
 def reading(name: str) -> Iterator[None]:
-    """Turn GDAL's words about a file that cannot be read into a `DataError`."""
+    """Turn the errors of GDAL about an unreadable file into a `DataError`."""
     rasterio = require("rasterio", extra="geo", purpose="reading GeoTIFF")
     try:
         yield

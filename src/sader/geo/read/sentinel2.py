@@ -29,7 +29,7 @@ from sader.errors import BandError, DataError
 from sader.geo.offset import QUANTIFICATION, decide_product
 from sader.geo.read.products import ProductSource, product_source
 from sader.geo.read.raster import BandFile
-from sader.geo.stack import ValueCoding
+from sader.inference.values import ValueCoding
 
 LARGEST_XML = 100 * 2**20
 """Bytes; the largest real metadata file is below 1 MiB."""

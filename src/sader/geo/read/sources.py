@@ -5,9 +5,10 @@ Nothing is read but headers. What is left out is said, never dropped in silence.
 
 from __future__ import annotations
 
+import os
 import re
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -19,8 +20,8 @@ from sader.geo.read.sentinel2 import is_safe
 from sader.geo.stac.assets import locate
 from sader.geo.stac.items import items_in
 from sader.geo.stack import DateSource
+from sader.inference.tiling import Notice
 
-Notice = Callable[[str], None]
 SIDE_FILES = ("_mask", "_cloudmask", "_label", "_scl", "_uncertainty", "_count", "_provenance", "_cld", "_aot", "_wvp")
 """Endings of names that are masks or results beside an acquisition, no acquisition themselves."""
 _VIRTUAL = re.compile(r"/vsi[a-z0-9_]+[/?]|[a-z][a-z0-9+.-]+://", re.IGNORECASE)
@@ -58,7 +59,7 @@ def open_sources(
             raise DataError("an input is empty; name a GeoTIFF, a folder, a .SAFE product or a STAC item.")
         virtual = isinstance(entry, str) and _VIRTUAL.match(entry) is not None
         path = Path(shown(str(entry)))
-        key = str(entry) if virtual else str(path.resolve())
+        key = str(entry) if virtual else os.path.realpath(path)  # `resolve` raises on a loop of links
         if key in seen:
             said(f"{path.name} was given twice; it counts once.")
             continue
@@ -86,6 +87,8 @@ def open_sources(
 def _open(
     path: Path, bands: tuple[str, ...] | None, offset: str | float | None, scale: float | None, said: Notice
 ) -> list[DateSource]:
+    if path.is_symlink() and not path.exists():
+        raise DataError(f"{path} is a link that leads nowhere, or to itself; name the file that it should mean.")
     if not path.exists():
         raise DataError(f"there is no {path}; name a GeoTIFF, a folder, a .SAFE product or a STAC item.")
     if is_safe(path):

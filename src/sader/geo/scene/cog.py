@@ -1,14 +1,17 @@
-"""A large result on disk: rows written one after the other into a plain file, then turned into a COG.
+"""A large result on disk: rows appended to a plain file, then turned into a Cloud Optimized GeoTIFF.
 
-A TIFF that is half written is lost when its program is killed: its directory comes last. A plain file of rows is not,
-so that is what grows while a scene is worked on; GDAL makes the Cloud Optimized GeoTIFF from it, block by block.
+A TIFF that is half written is lost when its process is killed, because its directory comes last. A plain file of rows
+is not, so the result grows there. GDAL compresses it into the COG, with overviews that are computed here in threads.
 """
 
 from __future__ import annotations
 
 import errno
 import os
+import shutil
+import zlib
 from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,32 +21,39 @@ from xml.sax.saxutils import escape, quoteattr
 import numpy as np
 from numpy.typing import NDArray
 
-from sader.errors import OutputError, require
-from sader.geo.stack import Grid, ValueCoding
+from sader.errors import OutputError, SaderError, require
+from sader.files import sync_folder, write_atomically
+from sader.geo.grid import Grid
+from sader.inference.scene import available_cores
+from sader.inference.values import ValueCoding, fill_value
 
 GDAL_TYPES = {
     "uint8": "Byte", "int8": "Int8", "uint16": "UInt16", "int16": "Int16", "uint32": "UInt32", "int32": "Int32",
     "float32": "Float32", "float64": "Float64",
 }  # fmt: skip
 BLOCK = 512
-NOWHERE = (1.0, 0.0, 0.0, 0.0, 1.0, 0.0)
-"""The transform of an image without one."""
+IDENTITY = (1.0, 0.0, 0.0, 0.0, 1.0, 0.0)
+"""The transform of an image without georeference."""
 LEVEL = 1
 """Of the compression: behind the predictor, higher levels take longer and save next to nothing."""
 CACHE_BYTES = 256 * 2**20
-"""Blocks kept while a file is made; overviews read what has just been written."""
+"""Block cache of GDAL while a file is written."""
+OVERVIEW_ROWS = 64
+"""Rows of an overview computed at a time by one thread."""
+NEARLY_FULL = 2**20
+"""Free bytes below which a failed write is put down to a full disk."""
 
 
 @dataclass(frozen=True)
 class Layer:
-    """One image to be written: what it is called, how it is stored, what its bands mean."""
+    """One image to be written: its name, its coding, the meaning of its bands."""
 
     name: str
     """"result", "uncertainty", "count" or "provenance"."""
     bands: tuple[str, ...]
     coding: ValueCoding
     categories: bool = False
-    """Its numbers are classes: overviews take the nearest, not the mean."""
+    """Its numbers are classes: overviews take the nearest pixel instead of the mean."""
 
     def bytes_for(self, grid: Grid) -> int:
         """Return the size of all its pixels."""
@@ -51,68 +61,91 @@ class Layer:
 
 
 class RowFile:
-    """The rows of a layer in a plain file: row after row, in each row band after band."""
+    """The rows of a layer in a plain file: row after row, and in each row band after band."""
 
     def __init__(self, path: Path, layer: Layer, grid: Grid) -> None:
         self.path, self.layer, self.grid = path, layer, grid
-        self.dtype = np.dtype(layer.coding.dtype)
+        self.dtype = np.dtype(layer.coding.dtype).newbyteorder("<")
+        self.line = grid.width * len(layer.bands) * self.dtype.itemsize
+        """Bytes of one row."""
 
     def create(self) -> None:
-        """Make the file at its full size; its blocks are taken from the disk only when they are written."""
+        """Create the file at its full size; the disk provides blocks only when they are written."""
         with open(self.path, "wb") as file:
             file.truncate(self.layer.bytes_for(self.grid))
 
-    def write(self, row: int, values: NDArray[Any]) -> None:
-        """Write rows (C, n, W) from `row` on, and wait until they are on the disk."""
-        lines = np.ascontiguousarray(np.moveaxis(values.astype(self.dtype, copy=False), 0, 1))
+    def write(self, row: int, lines: NDArray[Any], *, sync: bool = True) -> int:
+        """Write rows (n, C, W) from `row` on and return their checksum. sync: wait until they are on the disk."""
+        content = np.ascontiguousarray(lines, dtype=self.dtype).data.cast("B")
         with open(self.path, "r+b") as file:
-            file.seek(row * self.grid.width * len(self.layer.bands) * self.dtype.itemsize)
-            file.write(lines.data.cast("B"))
+            file.seek(row * self.line)
+            file.write(content)
             file.flush()
-            os.fsync(file.fileno())
+            if sync:
+                os.fsync(file.fileno())
+        return zlib.crc32(content)
 
-    def as_vrt(self, tags: Mapping[str, str]) -> str:
-        """Return the XML by which GDAL reads the file as an image with all that is known about it."""
+    def checksum(self, row: int, count: int) -> int | None:
+        """Return the checksum of rows on the disk; None where the file is missing or has another size."""
+        try:
+            if self.path.stat().st_size != self.layer.bytes_for(self.grid):
+                return None
+            with open(self.path, "rb") as file:
+                file.seek(row * self.line)
+                return zlib.crc32(file.read(count * self.line))
+        except OSError:
+            return None
+
+    def read(self, row: int, count: int) -> NDArray[Any]:
+        """Return rows (n, C, W) from `row` on."""
+        with open(self.path, "rb") as file:
+            file.seek(row * self.line)
+            content = file.read(count * self.line)
+        return np.frombuffer(content, self.dtype).reshape(-1, len(self.layer.bands), self.grid.width)
+
+    def as_vrt(self, tags: Mapping[str, str], overviews: Sequence[RowFile] = ()) -> str:
+        """Return the XML by which GDAL reads the file as an image with its metadata."""
         grid, layer, size = self.grid, self.layer, self.dtype.itemsize
-        line = grid.width * len(layer.bands) * size
         lines = [f'<VRTDataset rasterXSize="{grid.width}" rasterYSize="{grid.height}">']
         if grid.crs:
             crs = require("rasterio.crs", extra="geo", purpose="writing GeoTIFF").CRS.from_user_input(grid.crs)
             lines.append(f'<SRS dataAxisToSRSAxisMapping="1,2">{escape(crs.to_wkt())}</SRS>')
-        if grid.crs or grid.transform != NOWHERE:  # a place in pixels, or on a map that nobody named
+        if grid.crs or grid.transform != IDENTITY:
             a, b, c, d, e, f = grid.transform
             lines.append(f"<GeoTransform>{', '.join(repr(float(v)) for v in (c, a, b, f, d, e))}</GeoTransform>")
         items = "".join(f"<MDI key={quoteattr(key)}>{escape(value)}</MDI>" for key, value in tags.items())
         lines.append(f"<Metadata>{items}</Metadata>")
+        coding = layer.coding
         for number, band in enumerate(layer.bands):
             lines.append(
-                f'<VRTRasterBand dataType="{GDAL_TYPES[self.dtype.name]}" band="{number + 1}" '
-                'subClass="VRTRawRasterBand">'
+                f'<VRTRasterBand dataType="{GDAL_TYPES[coding.dtype]}" band="{number + 1}" subClass="VRTRawRasterBand">'
                 f"<Description>{escape(band)}</Description>"
-                + ("" if layer.coding.nodata is None else f"<NoDataValue>{layer.coding.nodata!r}</NoDataValue>")
-                + (
-                    f"<Offset>{layer.coding.offset!r}</Offset><Scale>{layer.coding.scale!r}</Scale>"
-                    if layer.coding.declared
-                    else ""
-                )
+                + ("" if coding.nodata is None else f"<NoDataValue>{coding.nodata!r}</NoDataValue>")
+                + (f"<Offset>{coding.offset!r}</Offset><Scale>{coding.scale!r}</Scale>" if coding.declared else "")
                 + f'<SourceFilename relativeToVRT="1">{escape(self.path.name)}</SourceFilename>'
                 f"<ImageOffset>{number * grid.width * size}</ImageOffset>"
-                f"<PixelOffset>{size}</PixelOffset><LineOffset>{line}</LineOffset><ByteOrder>LSB</ByteOrder>"
-                "</VRTRasterBand>"
+                f"<PixelOffset>{size}</PixelOffset><LineOffset>{self.line}</LineOffset><ByteOrder>LSB</ByteOrder>"
+                + "".join(
+                    f'<Overview><SourceFilename relativeToVRT="1">{escape(one.path.with_suffix(".vrt").name)}'
+                    f"</SourceFilename><SourceBand>{number + 1}</SourceBand></Overview>"
+                    for one in overviews
+                )
+                + "</VRTRasterBand>"
             )
-        lines.append("</VRTDataset>")
-        return "\n".join(lines)
+        return "\n".join([*lines, "</VRTDataset>"])
 
 
 def make_cog(rows: RowFile, *, tags: Mapping[str, str]) -> Path:
     """Write the rows as a Cloud Optimized GeoTIFF beside them and return its path."""
     rasterio = require("rasterio", extra="geo", purpose="writing GeoTIFF")
-    shutil = require("rasterio.shutil", extra="geo", purpose="writing GeoTIFF")
+    copy = require("rasterio.shutil", extra="geo", purpose="writing GeoTIFF").copy
     vrt, target = rows.path.with_suffix(".vrt"), rows.path.with_suffix(".tif")
     with writing(target), rasterio.Env(GDAL_TIFF_INTERNAL_MASK=True, GDAL_CACHEMAX=CACHE_BYTES):
-        vrt.write_text(rows.as_vrt(tags), encoding="utf-8")
-        way = "NEAREST" if rows.layer.categories else "AVERAGE"
-        shutil.copy(
+        overviews = make_overviews(rows)
+        for one in overviews:
+            write_atomically(one.path.with_suffix(".vrt"), one.as_vrt({}).encode())
+        write_atomically(vrt, rows.as_vrt(tags, overviews).encode())
+        copy(
             str(vrt),
             str(target),
             driver="COG",
@@ -120,43 +153,84 @@ def make_cog(rows: RowFile, *, tags: Mapping[str, str]) -> Path:
             level=LEVEL,
             predictor="YES",
             blocksize=BLOCK,
-            overview_resampling=way,
             bigtiff="IF_SAFER",
             num_threads="ALL_CPUS",
         )
         with open(target, "rb") as file:
             os.fsync(file.fileno())
+        sync_folder(target.parent)
+        for one in overviews:
+            one.path.unlink()
     return target
 
 
-def overview_factors(grid: Grid) -> list[int]:
-    """Return the reductions a COG of this size has: by two until it fits into one block."""
-    factors: list[int] = []
-    while max(grid.shape) / 2 ** len(factors) > BLOCK:
-        factors.append(2 ** (len(factors) + 1))
-    return factors
+def make_overviews(rows: RowFile) -> list[RowFile]:
+    """Write the image at half, a quarter ... of its size, until it fits into one block."""
+    levels: list[RowFile] = []
+    finer = rows
+    while max(finer.grid.shape) > BLOCK:
+        path = rows.path.with_name(f"{rows.path.stem}-{2 ** (len(levels) + 1)}.rows")
+        coarser = RowFile(path, rows.layer, finer.grid.coarser(2))
+        coarser.create()
+
+        def reduced(top: int, finer: RowFile = finer) -> NDArray[Any]:
+            return halved(finer.read(2 * top, 2 * OVERVIEW_ROWS), finer.layer)
+
+        with ThreadPoolExecutor(available_cores(), "sader-cog") as pool:
+            tops = range(0, coarser.grid.height, OVERVIEW_ROWS)
+            for top, lines in zip(tops, pool.map(reduced, tops), strict=True):
+                coarser.write(top, lines, sync=False)
+        levels.append(coarser)
+        finer = coarser
+    return levels
+
+
+def halved(lines: NDArray[Any], layer: Layer) -> NDArray[Any]:
+    """Return rows (n, C, W) at half their size: means of the pixels with data, or every second pixel of classes."""
+    if layer.categories:
+        return lines[::2, :, ::2]
+    padded = np.pad(lines, ((0, len(lines) % 2), (0, 0), (0, lines.shape[2] % 2)), mode="edge")
+    cells = [padded[row::2, :, col::2].astype(np.float64) for row in (0, 1) for col in (0, 1)]
+    nodata = layer.coding.nodata
+    there = [np.isfinite(cell) if nodata is None or np.isnan(nodata) else cell != nodata for cell in cells]
+    count = np.sum(there, axis=0)
+    total = np.sum([np.where(seen, cell, 0.0) for seen, cell in zip(there, cells, strict=True)], axis=0)
+    mean = total / np.maximum(count, 1)
+    if layer.coding.is_integer:
+        mean = np.floor(mean + 0.5)
+        if nodata is not None:
+            mean[mean == nodata] += 1  # a mean that happens to be the nodata value
+    return np.where(count > 0, mean, fill_value(layer.coding)).astype(lines.dtype)
 
 
 @contextmanager
 def writing(target: Path | str) -> Iterator[None]:
-    """Turn what goes wrong in writing into an `OutputError` that says what to do."""
-    rasterio_errors = require("rasterio.errors", extra="geo", purpose="writing GeoTIFF")
+    """Turn errors of writing into an `OutputError` with advice."""
     try:
         yield
-    except OutputError:
+    except SaderError:
         raise
-    except (OSError, rasterio_errors.RasterioError, rasterio_errors.CRSError) as error:
+    except Exception as error:  # GDAL raises types of its own
+        module = type(error).__module__
+        if not isinstance(error, OSError) and not module.startswith("rasterio"):
+            raise
         text = str(error.__cause__ or error)
-        full = getattr(error, "errno", None) == errno.ENOSPC or "No space left" in text
-        reason = "the disk is full" if full else (getattr(error, "strerror", None) or text).rstrip(".")
-        advice = (
-            "Free some space and run the same command again: it goes on from there."
+        full = (isinstance(error, OSError) and error.errno == errno.ENOSPC) or "No space left" in text
+        if not full and Path(target).parent.is_dir():
+            full = shutil.disk_usage(Path(target).parent).free < NEARLY_FULL
+        reason = (
+            "the disk is full"
             if full
-            else "Choose a folder that can be written to and has room."
+            else str(error.strerror if isinstance(error, OSError) and error.strerror else text)
         )
-        raise OutputError(f"cannot write {target}: {reason}. {advice}") from error
+        advice = (
+            "Free some space and run the same command again: it continues from there."
+            if full
+            else "Choose a folder that can be written to and has enough space."
+        )
+        raise OutputError(f"cannot write {target}: {reason.rstrip('.')}. {advice}") from error
 
 
 def check_names(bands: Sequence[str]) -> tuple[str, ...]:
-    """Return band names without the control characters that XML refuses."""
+    """Return band names without control characters, which XML refuses."""
     return tuple("".join(letter for letter in band if letter.isprintable()) for band in bands)

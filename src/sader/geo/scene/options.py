@@ -1,51 +1,81 @@
-"""What is asked of one scene, and the images that are written for it."""
+"""Options of one scene, and the images that are written for it."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
 
+from sader.errors import ConfigError
 from sader.geo.scene.cog import Layer, check_names
-from sader.geo.scene.rows import CODES, PLAIN
-from sader.geo.stack import GeoStack, ValueCoding
+from sader.geo.stack import GeoStack
+from sader.inference.scene import GPU_BATCH
+from sader.inference.values import NODATA, ValueCoding
 
 SPREAD_SAMPLES = 4
-"""Samples for an uncertainty layer where the caller does not say."""
+"""Samples for an uncertainty layer of a network that does not state its error."""
+MOST_THREADS = 1024
+COUNTS = ValueCoding("uint8", 1.0, 0.0, None, declared=False)
+CODES = ValueCoding("uint8", 1.0, 0.0, float(NODATA), declared=False)
+SPREAD = ValueCoding("float32", 1.0, 0.0, float("nan"), declared=False)
 
 
 @dataclass(frozen=True)
 class SceneOptions:
-    """What is asked of one scene."""
+    """Options of one scene."""
 
     reference: str | int | None = "auto"
     """"auto" = the clearest date, a name, a date, an index, or "none" for a new image throughout."""
     steps: int | str | None = None
+    """Sampling steps, such as 4 or "4+1"; None = those of the checkpoint."""
     seed: int = 0
     samples: int | None = None
-    """Results averaged; None = 1, or 4 where an uncertainty layer is asked of a network that states no error itself."""
+    """Results averaged; None = 1, or 4 for an uncertainty layer of a network that does not state its error."""
     tile: int | None = None
-    """Edge of a tile, 64 to 1024; None = the remover's own."""
+    """Edge of a tile in pixels, 64 to 1024; None = that of the remover."""
     overlap: int | None = None
+    """Pixels shared by neighbouring tiles; None = those of the remover, at most a quarter of the tile."""
     batch_size: int | None = None
+    """Tiles computed together on a GPU; None = 8."""
+    threads: int | None = None
+    """Processor cores used on a CPU; None = all that are available. The result does not depend on it."""
     cloud_threshold: float | None = None
-    """Probability from which the model's own masks call a pixel hidden; None = the remover's own."""
+    """Probability from which a pixel counts as hidden in the masks of the model; None = that of the remover."""
     mask_growth: int | None = None
-    """Pixels by which the model's own masks are widened; None = the remover's own."""
+    """Pixels by which the masks of the model are widened; None = those of the remover."""
     uncertainty: bool = False
-    """Also write the standard deviation over the samples."""
+    """Also write the expected standard deviation."""
     count: bool = False
-    """Also write how many dates saw the ground clearly."""
+    """Also write how many dates show the ground clearly."""
     provenance: bool = False
-    """Also write what each pixel is: 0 nodata, 1 observed in the reference date, 2 reconstructed."""
+    """Also write the origin of each pixel: 0 nodata, 1 observed in the reference date, 2 reconstructed."""
     overwrite: bool = False
     backend: str | None = None
     """Backend of the tiles: "torch", "accelerated" or "onnx"; None = "accelerated" on a GPU, "torch" on a CPU."""
     model_name: str | None = None
-    """What the model is called in the result's tags; None = the name in its config."""
+    """Name of the model in the tags of the result; None = the name in its config."""
+
+    def __post_init__(self) -> None:
+        if self.threads is not None and not 1 <= self.threads <= MOST_THREADS:
+            raise ConfigError(f"threads is {self.threads}; expected 1 to {MOST_THREADS} processor cores.")
 
     @property
     def sample_count(self) -> int:
+        """Samples; 4 for an uncertainty layer where the number is not given."""
         return self.samples if self.samples is not None else (SPREAD_SAMPLES if self.uncertainty else 1)
+
+    def remover_changes(self, *, overlap: int, batch_size: int, on_gpu: bool) -> dict[str, int | float]:
+        """Return the options of a remover that differ; overlap, batch_size: its own."""
+        batch = GPU_BATCH if self.batch_size is None and on_gpu and batch_size == 1 else self.batch_size
+        if self.tile is not None and self.overlap is None:
+            overlap = min(overlap, self.tile // 4)
+        given = {
+            "tile": self.tile,
+            "overlap": overlap if self.overlap is None else self.overlap,
+            "batch_size": batch,
+            "cloud_threshold": self.cloud_threshold,
+            "mask_growth": self.mask_growth,
+        }
+        return {key: value for key, value in given.items() if value is not None}
 
 
 def side_file(target: Path, name: str) -> Path:
@@ -58,10 +88,9 @@ def layers_of(stack: GeoStack, options: SceneOptions) -> tuple[Layer, ...]:
     bands = check_names(stack.bands)
     layers = [Layer("result", bands, stack.coding)]
     if options.uncertainty:
-        spread = ValueCoding("float32", 1.0, 0.0, float("nan"), declared=False)
-        layers.append(Layer("uncertainty", tuple(f"{band} standard deviation" for band in bands), spread))
+        layers.append(Layer("uncertainty", tuple(f"{band} standard deviation" for band in bands), SPREAD))
     if options.count:
-        layers.append(Layer("count", ("clear observations",), PLAIN, categories=True))
+        layers.append(Layer("count", ("clear observations",), COUNTS, categories=True))
     if options.provenance:
         meaning = ("provenance: 0 nodata, 1 observed, 2 reconstructed",)
         layers.append(Layer("provenance", meaning, CODES, categories=True))

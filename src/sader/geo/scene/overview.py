@@ -1,104 +1,104 @@
-"""A look at the whole scene from afar, before the work: which date is clearest, and can the values be reflectance?
-
-The look is at most `scene_match.LOOK` pixels along its longer edge; every pixel is the mean of what it covers.
-"""
+"""Overview of a stack of files: all dates decimated to `scene_match.OVERVIEW` pixels, and a check of their values."""
 
 from __future__ import annotations
 
-import os
-from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
-from sader.errors import ConfigError, DataError, ValueRangeError
-from sader.geo.stack import DateSource, GeoStack, Grid
-from sader.geo.values import for_network
-from sader.inference.inputs import HIGHEST, LOWEST
-from sader.inference.scene_match import look_factor
+from sader.errors import DataError, ValueRangeError
+from sader.geo.grid import Grid
+from sader.geo.scene.tiles import StackScene
+from sader.geo.stack import DateSource, GeoStack
+from sader.inference.scene import Overview, Remover, available_cores
+from sader.inference.scene_match import overview_factor
 from sader.inference.tiling import Window
-
-if TYPE_CHECKING:
-    from sader.inference.remover import CloudRemover
+from sader.inference.values import HIGHEST, LOWEST, as_tensor, decode
 
 READERS = 12
-"""Threads that read a look, at most; unpacking the whole scene is most of the work."""
-STRIP = 64
-"""Rows of the look read at a time."""
+"""Threads that read an overview, at most; unpacking the whole scene is most of the work."""
+STRIP_PIXELS = 2**21
+"""Pixels of the scene that a thread reads at a time."""
 IMPOSSIBLE_SHARE = 0.01
-"""Part of a date's pixels that may be outside what reflectance can be (glint, faults) before the scene is refused."""
-NODATA_HINT = "and the nodata value of the file; rio edit-info --nodata VALUE FILE sets one that is missing."
+"""Part of the pixels of a date that may lie outside the range of reflectance (glint, faults)."""
+NODATA_HINT = "and the nodata value of the file; rio edit-info --nodata VALUE FILE sets a missing one."
 
 
-@dataclass(frozen=True)
-class Look:
-    """All dates from afar."""
-
-    grid: Grid
-    factor: int
-    """Pixels of the scene along one pixel of the look."""
-    cloudy: NDArray[np.float32]
-    """(T, C, h, w) reflectance, 0 where not valid."""
-    valid: NDArray[np.bool_]
-    """(T, h, w)"""
-    cloud: NDArray[np.float32]
-    """(T, h, w) probability of cloud or shadow; NaN where nobody knows."""
-
-    @property
-    def clear_share(self) -> NDArray[np.float64]:
-        """(T,): the part of the scene each date shows clearly. What nobody knows counts as clear."""
-        clear = 1 - np.nan_to_num(self.cloud, nan=0.0)
-        return (clear * self.valid).mean(axis=(1, 2), dtype=np.float64)
+def overview_grid(stack: GeoStack) -> Grid:
+    """Return the grid of the overview."""
+    factor = overview_factor(*stack.grid.shape)
+    return stack.grid if factor == 1 else stack.grid.coarser(factor)
 
 
-def take_look(stack: GeoStack, remover: CloudRemover, *, ready: Callable[[], None] | None = None) -> Look:
-    """Return the look at a scene; refuse values that cannot be reflectance. ready: waits for the remover's device."""
-    factor = look_factor(*stack.grid.shape)
-    grid = stack.grid if factor == 1 else stack.grid.coarser(factor)
-    with ThreadPoolExecutor(max(1, min(READERS, os.cpu_count() or 1)), thread_name_prefix="sader-look") as pool:
-        asked = [
-            [
-                pool.submit(_read_strip, source, window, stack.bands, grid)
-                for window in _strips(source, stack.grid, grid)
-            ]
-            for source in stack.sources
-        ]
-        pairs, masks = [], []
-        for source, strips in zip(stack.sources, asked, strict=True):
-            parts = [strip.result() for strip in strips]
-            values, valid = (np.concatenate([part[i] for part in parts], axis=-2) for i in (0, 1))
-            check_values(source.name, values, valid)
-            pairs.append((values, valid))
-            masks.append(source.read_mask(grid.whole, grid=grid))
-    cloudy, valid = np.stack([values for values, _ in pairs]), np.stack([there for _, there in pairs])
+def read_overview(stack: GeoStack, remover: Remover, scene: StackScene | None = None) -> Overview:
+    """Return the overview of a stack: means of the valid pixels; refuse values that cannot be reflectance."""
+    scene = scene or StackScene(stack)
+    grid = overview_grid(stack)
+    factor = overview_factor(*stack.grid.shape)
+    down, across = min(factor, stack.grid.height), min(factor, stack.grid.width)
+    rows = max(1, STRIP_PIXELS // (down * stack.grid.width))
+    strips = [(top, min(rows, grid.height - top)) for top in range(0, grid.height, rows)]
+    cloudy = np.zeros((len(stack.sources), len(stack.bands), *grid.shape), np.float32)
+    valid = np.zeros((len(stack.sources), *grid.shape), bool)
+
+    def read(date: int, top: int, count: int) -> None:
+        first = top * down
+        window = Window(first, 0, min(count * down, stack.grid.height - first), stack.grid.width)
+        values, there = decode(as_tensor(scene.blocks.read(date, window)), scene.codings[date])
+        means, some = cell_means(values, there, down, across)
+        cloudy[date, :, top : top + count], valid[date, top : top + count] = means.numpy(), some.numpy()
+
+    before = torch.get_num_threads()
+    workers = max(1, min(READERS, available_cores()))
+    with ThreadPoolExecutor(workers, "sader-overview", initializer=torch.set_num_threads, initargs=(1,)) as pool:
+        asked = [pool.submit(read, date, *strip) for strip in strips for date in range(len(stack.sources))]
+        try:
+            for one in asked:
+                one.result()
+        finally:
+            pool.shutdown(cancel_futures=True)
+            torch.set_num_threads(before)
+    for date, source in enumerate(stack.sources):
+        check_values(source.name, cloudy[date], valid[date])
     if not valid.any():
         names = ", ".join(source.name for source in stack.sources)
         raise DataError(
             f"no date has a valid pixel: {names} hold nodata only. Check the files, their nodata value and --grid."
         )
-    if ready is not None:
-        ready()
-    cloud = remover.estimate_cloud(for_network(cloudy), valid=valid, cloud_mask=masks, bands=stack.bands)
-    return Look(grid, factor, cloudy, valid, cloud)
+    masks = [_read_mask(source, stack.grid, grid) for source in stack.sources]
+    return Overview.of(remover, cloudy, valid=valid, masks=masks, bands=stack.bands)
 
 
-def _strips(source: DateSource, whole: Grid, grid: Grid) -> list[Window]:
-    """Return the parts of a look that are read at a time: strips of rows, or all of it where the file is warped.
+def _read_mask(source: DateSource, whole: Grid, grid: Grid) -> NDArray[np.bool_] | None:
+    """Return the mask on the grid of the overview, whose last pixels may have their centre outside the scene."""
+    mask = source.read_mask(grid.whole, grid=grid)
+    if mask is None:
+        return None
+    mask = mask.copy()
+    down, across = (
+        round(big / small) for big, small in zip(grid.resolution[::-1], whole.resolution[::-1], strict=True)
+    )
+    if len(mask) > 1 and (len(mask) - 0.5) * down >= whole.height:
+        mask[-1] = mask[-2]
+    if mask.shape[1] > 1 and (mask.shape[1] - 0.5) * across >= whole.width:
+        mask[:, -1] = mask[:, -2]
+    return mask
 
-    Means of the file's own pixels do not depend on how they are asked for; a warp approximates over what it is given.
-    """
-    if not source.grid.same_as(whole):
-        return [grid.whole]
-    return [Window(row, 0, min(STRIP, grid.height - row), grid.width) for row in range(0, grid.height, STRIP)]
 
-
-def _read_strip(
-    source: DateSource, window: Window, bands: Sequence[str], grid: Grid
-) -> tuple[NDArray[np.float32], NDArray[np.bool_]]:
-    return source.read(window, bands=bands, grid=grid)
+def cell_means(values: Tensor, valid: Tensor, down: int, across: int) -> tuple[Tensor, Tensor]:
+    """Return the means (C, h, w) of the valid pixels in cells of `down` x `across`, and which cells have any."""
+    if down == across == 1:
+        return values, valid
+    height, width = (-(-size // step) for size, step in zip(valid.shape, (down, across), strict=True))
+    pad = (0, width * across - valid.shape[1], 0, height * down - valid.shape[0])
+    counts = torch.nn.functional.pad(valid.float(), pad).view(height, down, width, across).sum(dim=(1, 3))
+    sums = torch.stack(
+        [torch.nn.functional.pad(band, pad).view(height, down, width, across).sum(dim=(1, 3)) for band in values]
+    )
+    return torch.where(counts > 0, sums / counts.clamp(min=1), 0.0), counts > 0
 
 
 def check_values(name: str, values: NDArray[np.float32], valid: NDArray[np.bool_]) -> None:
@@ -119,52 +119,3 @@ def check_values(name: str, values: NDArray[np.float32], valid: NDArray[np.bool_
         )
     if float(seen.max()) == float(seen.min()) == 0.0:
         raise ValueRangeError(f"{name} is 0 everywhere: that is nodata, not reflectance. Check the file and its bands.")
-
-
-def find_reference(wanted: str | int | None, stack: GeoStack, look: Look) -> int | None:
-    """Return the index of the reference date.
-
-    wanted: "auto" (the clearest), "none" or None (a new image), an index, a file's name or part of it, or a date.
-    """
-    if wanted is None or (isinstance(wanted, str) and wanted.lower() == "none"):
-        return None
-    count = len(stack.sources)
-    if isinstance(wanted, int):
-        if not -count <= wanted < count:
-            raise ConfigError(f"reference is {wanted}; there are {count} dates, so it goes from 0 to {count - 1}.")
-        return wanted % count
-    if wanted.lower() == "auto":
-        return int(look.clear_share.argmax())
-    matches = [i for i, source in enumerate(stack.sources) if _means(wanted, source.name, source.date)]
-    if len(matches) == 1:
-        return matches[0]
-    known = ", ".join(f"{s.name}{f' ({s.date:%Y-%m-%d})' if s.date else ''}" for s in stack.sources)
-    found = "none of the dates" if not matches else f"{len(matches)} of the dates"
-    raise ConfigError(
-        f"--reference {wanted!r} means {found}: {known}. Give one file's name, its date as YYYY-MM-DD, auto or none."
-    )
-
-
-def _means(wanted: str, name: str, date: object) -> bool:
-    path = wanted.replace("\\", "/").rstrip("/")
-    last = path.rsplit("/", 1)[-1]
-    if path.endswith(f"/{name}") or last == name or path == name or last.rsplit(".", 1)[0] == name.rsplit(".", 1)[0]:
-        return True
-    digits = "".join(letter for letter in wanted if letter.isdigit())
-    return date is not None and len(digits) == 8 and f"{date:%Y%m%d}" == digits
-
-
-def find_apart(grid: Grid, others: Sequence[Grid]) -> list[int]:
-    """Return the positions of those whose rectangle does not touch the grid's."""
-    from sader.errors import require
-
-    apart = []
-    left, bottom, right, top = grid.bounds
-    for position, other in enumerate(others):
-        box = other.bounds
-        if other.crs and grid.crs and other.crs != grid.crs:
-            transform_bounds = require("rasterio.warp", extra="geo", purpose="warping").transform_bounds
-            box = transform_bounds(other.crs, grid.crs, *box)
-        if box[2] <= left or box[0] >= right or box[3] <= bottom or box[1] >= top:
-            apart.append(position)
-    return apart

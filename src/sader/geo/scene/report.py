@@ -1,6 +1,6 @@
-"""`sader remove --report`: gathers what was put in, what came out and how, and lays it out with `sader.figures.html`.
+"""Pictures of a finished scene: the PNG of `sader remove --preview` and the HTML page of `--report`.
 
-Folders of the sender's machine are not written into the page: it is made to be sent.
+The page is meant to be sent to others, so that it does not contain the folders of this machine.
 """
 
 from __future__ import annotations
@@ -30,22 +30,60 @@ from sader.figures.html import (
     save_page,
     table,
 )
-from sader.figures.picture import Picture, heat_picture, stretch_limits, true_colour
+from sader.figures.picture import Panel, Picture, compose, heat_picture, save_png, stretch_limits, true_colour
 from sader.geo.read.raster import open_raster, reading
-from sader.geo.scene.overview import Look, take_look
-from sader.geo.scene.preview import COLOURS, SPREAD_SCALE
-from sader.geo.scene.rows import RECONSTRUCTED
+from sader.geo.scene.overview import overview_grid, read_overview
 from sader.geo.stack import GeoStack
-from sader.geo.values import decode
+from sader.inference.scene import Overview
+from sader.inference.values import RECONSTRUCTED, decode_array
 
 if TYPE_CHECKING:
     from sader.geo.scene.run import SceneReport
     from sader.inference.remover import CloudRemover
 
+EDGE = 480
+"""Longest edge of a panel in pixels."""
+PER_ROW = 4
+SPREAD_SCALE = 0.02
+"""Standard deviation, in reflectance, drawn in the brightest colour."""
+COLOURS = np.array([(128, 128, 128), (28, 46, 84), (245, 245, 245)], np.uint8)
+"""Provenance: nodata grey, observed dark blue, reconstructed white."""
 MOST_DATES = 12
 HIDDEN_FROM = 0.5
 """Probability of cloud or shadow from which a pixel is drawn as hidden."""
 CARD = ("training_data", "licence", "attribution", "date")
+
+
+def write_preview(path: str | Path, stack: GeoStack, report: SceneReport) -> Path:
+    """Draw inputs and result with one stretch, the cleaned date framed; return the path of the PNG."""
+    factor = max(1, -(-max(stack.grid.shape) // EDGE))
+    grid = stack.grid if factor == 1 else stack.grid.coarser(factor)
+    result = _reflectance(report.output, grid.shape, stack)
+    limits = stretch_limits([result], bands=stack.bands)
+
+    def shown(image: NDArray[np.float32]) -> Picture:
+        return true_colour(image, bands=stack.bands, limits=limits)
+
+    panels = []
+    for index, source in enumerate(stack.sources[:MOST_DATES]):
+        values, valid = source.read(grid.whole, bands=stack.bands, grid=grid)
+        day = f"{source.date:%Y-%m-%d}" if source.date else source.name
+        caption = f"{day}, {report.clear_share[index]:.0%} clear"
+        own = index == report.reference_index
+        panels.append(Panel(shown(np.where(valid, values, np.nan)), caption + (" (cleaned)" if own else ""), own))
+    panels.append(Panel(shown(result), "result"))
+    stem = Path(report.output).stem
+    files = {Path(file).stem.removeprefix(stem + "_"): file for file in report.files}
+    if "provenance" in files:
+        codes = _numbers(files["provenance"], grid.shape)[0].astype(int)
+        panels.append(Panel(COLOURS[np.clip(codes, 0, len(COLOURS) - 1)], "reconstructed pixels (white)"))
+    if "uncertainty" in files:
+        spread = np.asarray(_numbers(files["uncertainty"], grid.shape), np.float32).mean(axis=0)
+        panels.append(Panel(heat_picture(spread, full_scale=SPREAD_SCALE), f"uncertainty (yellow: {SPREAD_SCALE})"))
+    rows = [panels[start : start + PER_ROW] for start in range(0, len(panels), PER_ROW)]
+    left_out = len(stack.sources) - MOST_DATES
+    note = f"{left_out} more dates are not shown" if left_out > 0 else None
+    return save_png(compose(rows, title=f"{Path(report.output).name}: {report.model}", note=note), path)
 
 
 def write_scene_report(
@@ -58,28 +96,28 @@ def write_scene_report(
 ) -> Path:
     """Write the page about a finished scene and return its path.
 
-    stack: with the coding of the output. settings: what was asked for, name -> value; folders are cut off file names.
-    Pictures, masks and distributions are those of a look from afar, at most 512 pixels along the longer edge.
+    stack: with the coding of the output. settings: options of the run, name -> value; folders are cut off file names.
+    Pictures, masks and distributions are those of the overview, at most 512 pixels along the longer edge.
     """
-    look = take_look(stack, remover)
-    result = _reflectance(report.output, look.grid.shape, stack)
+    overview, grid = read_overview(stack, remover), overview_grid(stack)
+    result = _reflectance(report.output, grid.shape, stack)
     layers = {Path(file).stem.removeprefix(Path(report.output).stem + "_"): file for file in report.files[1:]}
     made: NDArray[np.bool_] | None = None
     if "provenance" in layers:
-        codes = _numbers(layers["provenance"], look.grid.shape)[0].astype(int)
+        codes = _numbers(layers["provenance"], grid.shape)[0].astype(int)
         made = codes == RECONSTRUCTED
-    spread = _numbers(layers["uncertainty"], look.grid.shape) if "uncertainty" in layers else None
+    spread = _numbers(layers["uncertainty"], grid.shape) if "uncertainty" in layers else None
 
     sections = [
-        Section("Result", _result(stack, report, look, result)),
-        Section("Dates", _dates(stack, report, look, result)),
+        Section("Result", _result(stack, report, overview, result)),
+        Section("Dates", _dates(stack, report, overview, result)),
     ]
     if made is not None:
         sections.append(Section("Provenance", _provenance(report, codes)))
     if spread is not None:
         sections.append(Section("Uncertainty", _uncertainty(stack, spread.astype(np.float32), made)))
     sections += [
-        Section("Distributions", _histograms(stack, report, look, result)),
+        Section("Distributions", _histograms(stack, report, overview, result)),
         Section("Settings", table((name, _shown(value)) for name, value in _settings(report, settings).items())),
         Section("Model", table(_model(report, remover).items())),
         Section("Files", _files(stack, report)),
@@ -93,7 +131,7 @@ def write_scene_report(
     return save_page(page(f"Cloud removal: {Path(report.output).name}", sections, subtitle=subtitle), path)
 
 
-def _result(stack: GeoStack, report: SceneReport, look: Look, result: NDArray[np.float32]) -> str:
+def _result(stack: GeoStack, report: SceneReport, overview: Overview, result: NDArray[np.float32]) -> str:
     """The cleaned date against the result; without one, the result alone."""
     total = max(1, sum(report.pixels.values()))
     share = {name: f"{number / total:.1%} {name}" for name, number in report.pixels.items()}
@@ -102,24 +140,24 @@ def _result(stack: GeoStack, report: SceneReport, look: Look, result: NDArray[np
     index = report.reference_index
     if index is None:
         return gallery([after]) + paragraph(f"A new image of all dates: {words}.")
-    before = Figure(_colour(_date(look, index), stack, result), f"{_day(stack, index)}, as it was taken")
+    before = Figure(_colour(_date(overview, index), stack, result), f"{_day(stack, index)}, as it was taken")
     return comparison(before, after) + paragraph(f"{report.reference} was cleaned: {words}.")
 
 
-def _dates(stack: GeoStack, report: SceneReport, look: Look, result: NDArray[np.float32]) -> str:
-    figures, rows = [], []
+def _dates(stack: GeoStack, report: SceneReport, overview: Overview, result: NDArray[np.float32]) -> str:
+    figures, rows, grid = [], [], overview_grid(stack)
     for index, source in enumerate(stack.sources):
         own = index == report.reference_index
         clear = f"{report.clear_share[index]:.0%} clear"
-        known = source.read_mask(look.grid.whole, grid=look.grid) is not None
+        known = source.read_mask(grid.whole, grid=grid) is not None
         rows.append((source.name, _day(stack, index), clear, "given" if known else "the model's own"))
         if index < MOST_DATES:
             caption = f"{_day(stack, index)}, {clear}" + (" (cleaned)" if own else "")
-            hidden = (np.nan_to_num(look.cloud[index]) >= HIDDEN_FROM) & look.valid[index]
-            figures.append(Figure(_colour(_date(look, index), stack, result), caption, hidden, own))
+            hidden = (np.nan_to_num(overview.cloud[index]) >= HIDDEN_FROM) & overview.valid[index]
+            figures.append(Figure(_colour(_date(overview, index), stack, result), caption, hidden, own))
     left_out = len(stack.sources) - MOST_DATES
     more = paragraph(f"{left_out} more dates are not shown.") if left_out > 0 else ""
-    note = "Masks are drawn as the model sees them from afar; the work itself uses them at full size."
+    note = "Masks are those of the overview; the result uses masks at full size."
     return gallery(figures) + more + paragraph(note) + table(rows, head=("input", "date", "clear", "mask"))
 
 
@@ -144,15 +182,15 @@ def _uncertainty(stack: GeoStack, spread: NDArray[np.float32], made: NDArray[np.
     return gallery([figure]) + table(rows, head=head)
 
 
-def _histograms(stack: GeoStack, report: SceneReport, look: Look, result: NDArray[np.float32]) -> str:
-    clear = (np.nan_to_num(look.cloud) < HIDDEN_FROM) & look.valid
+def _histograms(stack: GeoStack, report: SceneReport, overview: Overview, result: NDArray[np.float32]) -> str:
+    clear = (np.nan_to_num(overview.cloud) < HIDDEN_FROM) & overview.valid
     index = report.reference_index
     parts = []
     for number, band in enumerate(stack.bands):
         if index is None:
-            name, values = "clear pixels of all dates", look.cloudy[:, number][clear]
+            name, values = "clear pixels of all dates", overview.cloudy[:, number][clear]
         else:
-            name, values = "clear pixels of the cleaned date", look.cloudy[index, number][clear[index]]
+            name, values = "clear pixels of the cleaned date", overview.cloudy[index, number][clear[index]]
         parts.append(histogram(band, {name: values, "result": result[number].ravel()}))
     return row_of(parts)
 
@@ -208,8 +246,8 @@ def _without_folders(text: str) -> str:
     return re.sub(r"(?<![\w:/.])(?:[A-Za-z]:)?[/\\](?:[^/\\\s'\",;]+[/\\])+", "", text)
 
 
-def _date(look: Look, index: int) -> NDArray[np.float32]:
-    return np.where(look.valid[index], look.cloudy[index], np.float32(np.nan))
+def _date(overview: Overview, index: int) -> NDArray[np.float32]:
+    return np.where(overview.valid[index], overview.cloudy[index], np.float32(np.nan))
 
 
 def _day(stack: GeoStack, index: int) -> str:
@@ -223,7 +261,7 @@ def _colour(image: NDArray[np.float32], stack: GeoStack, result: NDArray[np.floa
 
 
 def _reflectance(path: str, shape: tuple[int, int], stack: GeoStack) -> NDArray[np.float32]:
-    values, valid = decode(_numbers(path, shape), stack.coding)
+    values, valid = decode_array(_numbers(path, shape), (stack.coding,) * len(stack.bands))
     return np.where(valid, values, np.float32(np.nan))
 
 

@@ -1,155 +1,232 @@
-"""The work folder beside an output: what is finished of a job, so that a killed program goes on where it was.
+"""The work folder beside an output: what is finished of a job, so that a killed process continues where it stopped.
 
-`.clear.tif.sader/` holds `state.json` (the exact job and how many strips of rows are finished), one file of rows per
-layer, and the tiles that unfinished strips still need. Each is written under another name first, so that a file that
-is there is whole. Another job with the same output starts anew.
+`.clear.tif.sader/` holds `lock` (its first line marks the folder as ours), one file of rows per layer, the unfinished
+part of the blend, and `state.json`: the job, the rows of tiles that are finished with their checksums, and, once all
+are, the report. Files are synced before `state.json` names them, and checked before they are used. The order is:
+
+    rows of tiles ... -> COGs in the work folder -> report into state.json -> COGs renamed, the output last
+    -> preview, item, page -> work folder removed, state.json after the rows
+
+A process killed anywhere in this order leaves either a folder whose state says what is missing, or a complete output,
+which carries the checksum of its job (`SADER_JOB`) and is recognised by it.
 """
 
 from __future__ import annotations
 
 import contextlib
 import hashlib
+import io
 import json
 import os
 import pickle
-import shutil
-from collections.abc import Iterator, Mapping
-from dataclasses import fields, is_dataclass
+import zlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
+from torch import Tensor
 
 from sader.errors import OutputError
-from sader.geo.scene.cog import writing
-from sader.inference.tiling import Window
+from sader.files import locked, sync_folder, write_atomically
+from sader.geo.scene.cog import RowFile, writing
+from sader.geo.stack import DateSource
+from sader.inference.values import NODATA, OBSERVED, RECONSTRUCTED, as_tensor
 
-FORMAT = 1
+FORMAT = 2
+PROVENANCE = {"nodata": NODATA, "observed": OBSERVED, "reconstructed": RECONSTRUCTED}
+"""Name -> code of the provenance layer."""
+MARKER = "sader work folder\n"
+CHUNK, CHUNKS = 2**16, 64
+"""Bytes and number of the samples that identify a file; smaller files are read as a whole."""
+
+
+@dataclass
+class State:
+    """What is finished of a job."""
+
+    strips: int = 0
+    """Rows of tiles that are finished."""
+    counts: list[dict[str, int]] = field(default_factory=list)
+    """Pixels by provenance, of each finished row of tiles."""
+    sums: dict[str, list[int]] = field(default_factory=dict)
+    """Layer -> checksum of the rows of each finished row of tiles."""
+    blend: int | None = None
+    """Checksum of the unfinished part of the blend."""
+    report: dict[str, Any] | None = None
+    """The report, once all layers are complete: the files are being published."""
 
 
 class WorkFolder:
-    """The folder of one output; use it as a context manager, which holds its lock."""
+    """The folder of one output. As a context manager it holds the lock on it."""
 
     def __init__(self, output: Path, job: Mapping[str, Any]) -> None:
         self.output = output
         self.path = output.with_name(f".{output.name}.sader")
         self.job = json.loads(json.dumps(job, sort_keys=True, default=str))
-        self.strips = 0
-        """Strips of rows that are finished."""
-        self.counts: dict[str, int] = {}
-        """Pixels so far by what became of them."""
+        self.state = State()
         self.note: str | None = None
-        """Why earlier work was thrown away or taken up, for the user."""
-        self._lock: Any = None
+        """Message for the user about earlier work that is resumed or discarded."""
+        self._exits = contextlib.ExitStack()
+
+    @property
+    def pixels(self) -> dict[str, int]:
+        """Pixels so far by provenance."""
+        return {name: sum(one[name] for one in self.state.counts) for name in PROVENANCE}
+
+    @property
+    def digest(self) -> str:
+        """Checksum of the job."""
+        return job_digest(self.job)
 
     def __enter__(self) -> WorkFolder:
         with writing(self.output):
-            self.path.mkdir(parents=True, exist_ok=True)
-            self._take_lock()
+            check_own(self.path)
+            busy = f"another process is writing {self.output}. Wait for it, or choose another output name."
+            self._exits.enter_context(locked(self.path / "lock", busy=busy))
+            check_own(self.path)
+            (self.path / "lock").write_text(MARKER, encoding="utf-8")
             self._load()
-            (self.path / "tiles").mkdir(exist_ok=True)
         return self
 
     def __exit__(self, *exception: object) -> None:
-        if self._lock is not None:
-            self._lock.close()
-            self._lock = None
+        self._exits.close()
 
     @property
     def fresh(self) -> bool:
-        """Whether there is nothing to go on from."""
+        """Whether there is no earlier work."""
         return not (self.path / "state.json").exists()
 
     def file(self, name: str) -> Path:
+        """Return the path of a work file."""
         return self.path / name
 
-    def save(self, *, strips: int, counts: Mapping[str, int]) -> None:
-        """Record that the first `strips` strips are on the disk."""
-        self.strips, self.counts = strips, dict(counts)
-        state = {"format": FORMAT, "job": self.job, "strips": strips, "counts": self.counts}
-        self._replace("state.json", json.dumps(state, indent=1).encode())
-
-    def has_tile(self, window: Window) -> bool:
-        return self._tile(window).exists()
-
-    def save_tile(self, window: Window, values: NDArray[np.float32]) -> None:
-        """Keep the raw values (channels, h, w) of one tile."""
+    def save(self) -> None:
+        """Write the state; the files that it names must be on the disk."""
+        content = {"format": FORMAT, "job": self.job, **self.state.__dict__}
         with writing(self.output):
-            part = self._tile(window).with_suffix(".part")
-            with open(part, "wb") as file:
-                np.save(file, values)
-            os.replace(part, self._tile(window))
+            write_atomically(self.path / "state.json", json.dumps(content, indent=1).encode())
 
-    def load_tile(self, window: Window) -> NDArray[np.float32]:
-        return np.load(self._tile(window))
+    def end_rows(
+        self, strip: int, unfinished: tuple[Tensor, Tensor], rows: Mapping[str, int], counts: Mapping[str, int]
+    ) -> None:
+        """Record a finished row of tiles and keep the part of the blend that lies below it.
 
-    def drop_tile(self, window: Window) -> None:
-        self._tile(window).unlink(missing_ok=True)
+        rows: layer -> checksum; counts: pixels by provenance.
+        """
+        buffer = io.BytesIO()
+        np.savez(buffer, total=unfinished[0].cpu().numpy(), weight=unfinished[1].cpu().numpy())
+        content = buffer.getvalue()
+        with writing(self.output):
+            write_atomically(self._blend(strip + 1), content)
+        self.state.counts.append(dict(counts))
+        for name, checksum in rows.items():
+            self.state.sums.setdefault(name, []).append(checksum)
+        self.state.strips, self.state.blend = strip + 1, zlib.crc32(content)
+        self.save()
+        self._blend(strip).unlink(missing_ok=True)
+
+    def unfinished(self) -> tuple[Tensor, Tensor] | None:
+        """Return total and weight of the unfinished part of the blend; None where it is missing or damaged."""
+        try:
+            content = self._blend(self.state.strips).read_bytes()
+            if zlib.crc32(content) != self.state.blend:
+                return None
+            with np.load(io.BytesIO(content), allow_pickle=False) as arrays:
+                return as_tensor(arrays["total"]), as_tensor(arrays["weight"])
+        except (OSError, ValueError, KeyError):
+            return None
+
+    def check_rows(self, files: Sequence[RowFile], bounds: Sequence[tuple[int, int]]) -> None:
+        """Forget the rows of tiles from the first damaged one on. bounds: (first row, rows) of each row of tiles."""
+        good = self.state.strips if 0 <= self.state.strips <= len(bounds) else 0
+        for file in files:
+            sums = self.state.sums.get(file.layer.name, [])
+            for strip in range(good):
+                if strip >= len(sums) or file.checksum(*bounds[strip]) != sums[strip]:
+                    good = strip
+                    break
+        if good == self.state.strips:
+            return
+        self.note = f"work files of a previous run are damaged; continuing after {good} of {len(bounds)} rows of tiles"
+        kept = {name: values[:good] for name, values in self.state.sums.items()}
+        self.state = State(good, self.state.counts[:good], kept)
+        for file in files if good == 0 else ():
+            file.create()
+
+    def clear(self) -> None:
+        """Delete all work files; the state first, so that it never names files that are gone."""
+        (self.path / "state.json").unlink(missing_ok=True)
+        sync_folder(self.path)
+        for entry in self.path.iterdir():
+            if entry.name != "lock":
+                entry.unlink()
 
     def remove(self) -> None:
-        """Delete the folder: the job is done, or cannot be gone on with."""
-        shutil.rmtree(self.path, ignore_errors=True)
+        """Delete the folder: the job is complete, or cannot be continued."""
+        with contextlib.suppress(OSError):
+            for entry in list(self.path.iterdir()):
+                if entry.name not in ("state.json", "lock"):
+                    entry.unlink()
+            (self.path / "state.json").unlink(missing_ok=True)
+            (self.path / "lock").unlink(missing_ok=True)
+            self.path.rmdir()
 
-    def _tile(self, window: Window) -> Path:
-        return self.path / "tiles" / f"{window.row}_{window.col}.npy"
-
-    def _replace(self, name: str, content: bytes) -> None:
-        with writing(self.output):
-            part = self.path / f"{name}.part"
-            with open(part, "wb") as file:
-                file.write(content)
-                file.flush()
-                os.fsync(file.fileno())
-            os.replace(part, self.path / name)
-
-    def _take_lock(self) -> None:
-        """Refuse to work where another process works; the lock dies with its process."""
-        self._lock = open(self.path / "lock", "w", encoding="utf-8")  # noqa: SIM115 - held until __exit__
-        try:
-            import fcntl
-        except ImportError:  # not on this system: two programs at once are then the user's to avoid
-            return
-        try:
-            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
-            self._lock.close()
-            self._lock = None
-            raise OutputError(
-                f"another process is writing {self.output}. Wait for it, or choose another output name."
-            ) from error
+    def _blend(self, strip: int) -> Path:
+        return self.path / f"blend-{strip}.npz"
 
     def _load(self) -> None:
         state_file = self.path / "state.json"
         if not state_file.exists():
-            self._clear()
+            self.clear()
             return
+        before: dict[str, Any] = {}
         try:
-            state = json.loads(state_file.read_text(encoding="utf-8"))
-            known = state["format"] == FORMAT
-            before, strips, counts = state["job"], int(state["strips"]), dict(state["counts"])
-        except (OSError, ValueError, KeyError, TypeError):
-            known, before = False, {}
+            content = json.loads(state_file.read_text(encoding="utf-8"))
+            before = content.pop("job")
+            known = content.pop("format") == FORMAT
+            state = State(**content)
+        except (OSError, ValueError, KeyError, TypeError, AttributeError):
+            known = False
         if known and before == self.job:
-            self.strips, self.counts = strips, counts
-            self.note = "going on with the work of an earlier run"
+            self.state = state
+            self.note = "resuming a previous run"
             return
-        why = ", ".join(differences(before, self.job)[:3]) if known else "it is of another version"
-        self.note = f"unfinished work of another job was found and is thrown away ({why}); starting anew"
-        self._clear()
+        why = ", ".join(differences(before, self.job)[:3]) if known else "it is unreadable or of another version"
+        self.note = f"discarding the unfinished work of a different job ({why})"
+        self.clear()
 
-    def _clear(self) -> None:
-        for entry in self.path.iterdir():
-            if entry.name == "lock":
-                continue
-            if entry.is_dir():
-                shutil.rmtree(entry)
-            else:
-                entry.unlink()
+
+def check_own(folder: Path) -> None:
+    """Refuse a work folder that is a link, or holds files without the marker of this program."""
+    if folder.is_symlink() or (folder.exists() and not folder.is_dir()):
+        raise OutputError(
+            f"{folder} is a link or a file; expected a work folder of sader, or nothing. It is left as it is: move it "
+            "away, or choose another output name."
+        )
+    if not folder.exists():
+        return
+    inside = sorted(entry.name for entry in folder.iterdir())
+    lock = folder / "lock"
+    text = lock.read_text("utf-8", "replace") if lock.is_file() and not lock.is_symlink() else None
+    ours = text == MARKER or (text == "" and inside == ["lock"])
+    links = [entry.name for entry in folder.iterdir() if entry.is_symlink() or entry.is_dir()]
+    if links or (inside and not ours):
+        kind = "links or folders" if links else "files of other origin"
+        raise OutputError(
+            f"{folder} holds {kind} ({', '.join((links or inside)[:3])}); expected a work folder of sader, or nothing. "
+            "It is left as it is: move it away, or choose another output name."
+        )
+
+
+def job_digest(job: Mapping[str, Any]) -> str:
+    """Return the checksum of a job, which is kept in the tags of its output."""
+    return hashlib.sha256(json.dumps(job, sort_keys=True, default=str).encode()).hexdigest()
 
 
 def differences(before: Any, now: Any, where: str = "") -> list[str]:
-    """Return what differs between two jobs, as "seed was 0, is 1"."""
+    """Return the differences between two jobs, such as "seed was 0, is 1"."""
     if isinstance(before, dict) and isinstance(now, dict):
         found = []
         for key in sorted(before.keys() | now.keys()):
@@ -162,40 +239,27 @@ def differences(before: Any, now: Any, where: str = "") -> list[str]:
     return [f"{where} was {before}, is {now}"]
 
 
-def describe_source(source: Any) -> dict[str, Any]:
-    """Return what binds a job to a source: its name and the size and time of every file it holds.
-
-    A source without files (an array) is bound by its content.
-    """
+def describe_source(source: DateSource) -> dict[str, Any]:
+    """Return what identifies a date: its name, and size, time and sampled content of its files, or of its array."""
+    facts: dict[str, Any] = {"name": source.name, "coding": str(source.coding), "bands": list(source.bands)}
     files = {}
-    for path in sorted(set(_files_in(source))):
-        with contextlib.suppress(OSError):
-            facts = os.stat(path)
-            files[str(path)] = [facts.st_size, facts.st_mtime_ns]
-    said: dict[str, Any] = {"name": source.name, "coding": str(source.coding), "bands": list(source.bands)}
-    if files:
-        return {**said, "files": files}
-    with contextlib.suppress(Exception):
-        said["content"] = hashlib.sha256(pickle.dumps(source)).hexdigest()
-    return said
+    for path in source.paths:
+        with contextlib.suppress(OSError, ValueError):
+            found = os.stat(path)
+            files[os.path.abspath(path)] = [found.st_size, found.st_mtime_ns, sampled_hash(path, found.st_size)]
+    if files or source.paths:
+        return {**facts, "files": files}
+    return {**facts, "content": hashlib.sha256(pickle.dumps(source)).hexdigest()}
 
 
-def _files_in(thing: Any, depth: int = 6) -> Iterator[str]:
-    """Yield the existing files named anywhere inside a source."""
-    if depth == 0:
-        return
-    if isinstance(thing, Path | str):
-        text = str(thing)
-        if 0 < len(text) < 4096 and os.path.isfile(text):
-            yield os.path.abspath(text)
-    elif is_dataclass(thing) and not isinstance(thing, type):
-        for field in fields(thing):
-            if field.name == "name":  # for messages; it may happen to be a file of the current folder
-                continue
-            yield from _files_in(getattr(thing, field.name), depth - 1)
-    elif isinstance(thing, Mapping):
-        for value in thing.values():
-            yield from _files_in(value, depth - 1)
-    elif isinstance(thing, list | tuple):
-        for value in thing:
-            yield from _files_in(value, depth - 1)
+def sampled_hash(path: str, size: int) -> str:
+    """Return a checksum of `CHUNKS` parts of a file, evenly spaced from its first to its last byte."""
+    digest = hashlib.sha256()
+    with open(path, "rb") as file:
+        if size <= CHUNK * CHUNKS:
+            digest.update(file.read())
+        else:
+            for number in range(CHUNKS):
+                file.seek((size - CHUNK) * number // (CHUNKS - 1))
+                digest.update(file.read(CHUNK))
+    return digest.hexdigest()

@@ -1,60 +1,59 @@
-"""`clear_scene`: a stack of dates in, a Cloud Optimized GeoTIFF out, tile by tile, with memory that does not grow.
+"""`clear_scene`: a stack of dates in, a Cloud Optimized GeoTIFF out, tile by tile, with bounded memory.
 
-Tiles are read ahead by one thread, predicted, kept in the work folder; when a row of tiles is complete its rows are
-blended, finished and written (`geo.scene.tiles`). Killed at any moment, the same call goes on from there. The output
-appears under its name only when it is whole.
+Killed at any moment, the same call continues where it stopped (`sader.geo.scene.resume`). The output appears under its
+name only when it is complete.
 """
 
 from __future__ import annotations
 
+import hashlib
 import os
+import shutil
 import time
 import warnings
-from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field, replace
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
-from sader.errors import ConfigError, DataError, OutputError, SaderError, require
+from sader._version import __version__
+from sader.errors import ClusterError, DataError, OutputError, SaderError, require
+from sader.files import replace as move
+from sader.geo.read.raster import close_files, open_raster
+from sader.geo.scene.cog import Layer, RowFile, make_cog, writing
 from sader.geo.scene.options import SceneOptions, layers_of, side_file
-from sader.geo.scene.overview import Look, find_reference, take_look
-from sader.geo.scene.resume import WorkFolder, describe_source
-from sader.geo.scene.rows import NODATA, OBSERVED, RECONSTRUCTED
-from sader.geo.scene.tiles import GPU_BATCH, Notice, SceneJob, TileMaker
-from sader.geo.scene.warmup import WarmUp
+from sader.geo.scene.overview import read_overview
+from sader.geo.scene.resume import WorkFolder, describe_source, job_digest
+from sader.geo.scene.rows import RowFiles
+from sader.geo.scene.tiles import StackScene
 from sader.geo.stack import GeoStack
-from sader.geo.values import for_network
+from sader.inference.masks import FALLBACK_MODEL
 from sader.inference.options import default_backend
 from sader.inference.remover import CloudRemover
-from sader.inference.scene_match import SceneMatch
-from sader.inference.tiling import Progress
-
-__all__ = [
-    "NODATA",
-    "OBSERVED",
-    "RECONSTRUCTED",
-    "Notice",
-    "SceneJob",
-    "SceneOptions",
-    "SceneReport",
-    "TileMaker",
-    "check_output",
-    "clear_scene",
-    "side_file",
-]
-
+from sader.inference.scene import (
+    Executor,
+    Overview,
+    ScenePlan,
+    check_reference,
+    find_reference,
+    local_executor,
+    run_rows,
+)
+from sader.inference.tiling import Notice, Progress
 
 CACHE_BYTES = 256 * 2**20
+"""Block cache of GDAL; its default is a twentieth of the memory, for blocks that are read once."""
 HARDLY_CLEAR = 0.01
-"""Part of a date's pixels: where no date shows more than this clearly, everything is guessed."""
+"""Part of the pixels of a date: below this share in every date the whole result is an estimate."""
+
+MakeExecutor = Callable[[ScenePlan, CloudRemover, StackScene], AbstractContextManager[Executor]]
+"""Provides the executor of a scene (`sader.geo.xarray.cluster`)."""
 
 
 @dataclass(frozen=True)
 class SceneReport:
-    """What was done."""
+    """What was written, from what, and how."""
 
     output: str
     files: tuple[str, ...]
@@ -70,7 +69,7 @@ class SceneReport:
     pixels: dict[str, int]
     """nodata, observed, reconstructed"""
     clear_share: tuple[float, ...]
-    """Part of the scene each date shows clearly, from afar."""
+    """Part of the scene that each date shows clearly, measured on the overview."""
     model: str
     steps: str
     seed: int
@@ -82,6 +81,80 @@ class SceneReport:
         """Return the report as plain values for JSON."""
         return asdict(self)
 
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> SceneReport:
+        """Return the report from the values of `as_dict`."""
+        known = {one.name for one in fields(cls)}
+        found: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in values.items() if k in known}
+        return cls(**found)
+
+
+Extras = Mapping[Path, Callable[[SceneReport, GeoStack], object]]
+"""Files beside the output (preview, STAC item, page) -> function that writes them once the output is complete."""
+
+
+@dataclass(frozen=True)
+class Scene:
+    """One scene with everything that its result depends on, before any pixel is read."""
+
+    stack: GeoStack
+    remover: CloudRemover
+    options: SceneOptions
+    target: Path
+
+    @property
+    def layers(self) -> tuple[Layer, ...]:
+        """The images to write."""
+        return layers_of(self.stack, self.options)
+
+    @property
+    def outputs(self) -> dict[str, Path]:
+        """Layer -> path."""
+        names = [layer.name for layer in self.layers]
+        return {name: self.target if name == "result" else side_file(self.target, name) for name in names}
+
+    def job(self) -> dict[str, Any]:
+        """Return all that the result depends on."""
+        options, own = self.options, self.remover.options
+        machine = ("batch_size",)  # does not change the result
+        return {
+            "version": __version__,
+            "model": model_checksum(self.remover),
+            "device": self.remover.device.type,
+            "inputs": [describe_source(source) for source in self.stack.sources],
+            "grid": asdict(self.stack.grid),
+            "bands": self.stack.bands,
+            "reference": options.reference,
+            "steps": self.remover.check_numbers(options.steps, options.sample_count, options.seed),
+            "seed": options.seed,
+            "samples": options.sample_count,
+            "layers": [layer.name for layer in self.layers],
+            "remover": {key: value for key, value in asdict(own).items() if key not in machine},
+        }
+
+    def tags(self, report: SceneReport, digest: str) -> dict[str, str]:
+        """Return the metadata of the result."""
+        tags = {
+            "SADER_VERSION": __version__,
+            "SADER_MODEL": report.model,
+            "SADER_MODEL_SHA256": model_checksum(self.remover),
+            "SADER_SEED": str(report.seed),
+            "SADER_STEPS": report.steps,
+            "SADER_SAMPLES": str(report.samples),
+            "SADER_REFERENCE": report.reference or "none",
+            "SADER_INPUTS": ", ".join(report.dates),
+            "SADER_CLEAR_SHARE": ", ".join(f"{share:g}" for share in report.clear_share),
+            "SADER_PIXELS": ", ".join(f"{name} {number}" for name, number in report.pixels.items()),
+            "SADER_JOB": digest,
+            "TIFFTAG_SOFTWARE": f"sader {__version__}",
+        }
+        if self.remover.uses_fallback_masks([band in self.stack.bands for band in self.remover.bands]):
+            tags["SADER_CLOUD_MODEL"] = FALLBACK_MODEL  # where no masks are given
+        date = None if report.reference_index is None else self.stack.sources[report.reference_index].date
+        if date is not None:
+            tags["ACQUISITION_DATE"] = date.isoformat()
+        return tags
+
 
 def clear_scene(
     stack: GeoStack,
@@ -91,167 +164,338 @@ def clear_scene(
     *,
     progress: Progress | None = None,
     notice: Notice | None = None,
-    maker: TileMaker | None = None,
+    executor: MakeExecutor | None = None,
+    extras: Extras | None = None,
 ) -> SceneReport:
-    """Remove the clouds of a scene and write it to `out`; see `SceneOptions`.
+    """Remove the clouds of a scene and write it to `out`.
 
-    progress: called with (tiles done, tiles in all); notice: with what the user should know.
-    maker: makes the tiles somewhere else (`sader.geo.xarray.cluster`); None = here.
+    progress: called with (tiles done, tiles in all). notice: called with messages for the user.
+    executor: computes the tiles; None = threads of this process. extras: files that are written beside the output.
     """
-    options = options or SceneOptions()
-    said: list[str] = []
+    messages: list[str] = []
 
     def say(text: str) -> None:
-        said.append(text)
+        messages.append(text)
         (notice or (lambda text: warnings.warn(text, stacklevel=3)))(text)
 
-    target = check_output(out, overwrite=options.overwrite)
-    for layer in layers_of(stack, options)[1:]:
-        check_output(side_file(target, layer.name), overwrite=options.overwrite)
-    remover = retiled(remover, options)
-    if maker is None:  # other machines have their own way
-        remover = with_backend(remover, options)
-    if options.samples is None and remover.states_error:
-        options = replace(options, samples=1)  # such a network states its error itself
-    steps = remover.check_numbers(options.steps, options.sample_count, options.seed)
     started = time.perf_counter()
-    with modest_cache():
-        warm = WarmUp(
-            stack, remover, steps=options.steps, samples=options.sample_count, wanted=None if maker is None else False
-        )
+    scene = prepared(stack, remover, options or SceneOptions(), check_target(out))
+    extras = extras or {}
+    job = scene.job()
+    done = finished_report(scene, job_digest(job))
+    if done is not None and not scene.options.overwrite:
+        say(f"{scene.target} exists already, from the same command and inputs.")
+        missing = {path: write for path, write in extras.items() if not path.exists()}
+        return _with_extras(done, scene.stack, missing)
+    _check_outputs(scene, extras, resumable(scene.target))
+    with gdal_cache(), WorkFolder(scene.target, job) as work:
+        if work.state.report is None:
+            _check_outputs(scene, extras, False)
+        if work.note:
+            say(work.note)
         try:
-            look = take_look(stack, remover, ready=warm.wait)
-        except Exception:
-            warm.wait()  # a thread that computes on a GPU must not meet the end of the program
+            report = _compute(scene, work, progress, say, executor) if work.state.report is None else None
+        except SaderError as error:
+            if work.fresh or not _resumable(error, scene):
+                work.remove()
             raise
-        reference = _reference(options, stack, look, remover, say)
-        stack = replace(stack, coding=stack.sources[reference or 0].coding)
-        check_not_input(target, stack)
-        job = SceneJob(stack, remover, options, reference, target, maker, scene_match(stack, look, remover, reference))
-        with WorkFolder(target, job.description()) as work:
-            if work.note:
-                strips = f" ({work.strips} of {len(job.starts)} strips of rows are done)" if work.strips else ""
-                say(work.note + strips)
-            if (look.clear_share <= HARDLY_CLEAR * look.valid.mean(axis=(1, 2))).all():
-                say(
-                    f"clouds hide {1 - HARDLY_CLEAR:.0%} of every date and more, so the result is a guess. If the "
-                    "images look clear, check their scale and offset (--scale, --offset), or give masks (--mask)."
-                )
-            try:
-                files = job.run(work, progress, say)
-            except SaderError as error:
-                if not _may_go_on(error, job):
-                    work.remove()
-                raise
-            pixels = dict(work.counts)
-            work.remove()
+        if report is not None:
+            _make_cogs(scene, work, replace(report, seconds=time.perf_counter() - started))
+        saved = SceneReport.from_dict(work.state.report or {})
+        _publish(scene, work)
+        stored = replace(scene.stack, coding=_coding(scene.stack, saved.reference_index))
+        made = _with_extras(replace(saved, notices=tuple(messages)), stored, extras)
+        work.remove()
+    return replace(made, seconds=time.perf_counter() - started)
+
+
+def prepared(stack: GeoStack, remover: CloudRemover, options: SceneOptions, target: Path) -> Scene:
+    """Return the scene with the options of the remover that belong to it."""
+    for source in stack.sources:
+        if os.path.realpath(target) in {os.path.realpath(path) for path in source.paths}:
+            raise OutputError(f"{target} is one of the inputs ({source.name}). Choose another name for the output.")
+    remover = scene_remover(remover, options)
+    if options.samples is None and remover.states_error:
+        options = replace(options, samples=1)
+    remover.check_numbers(options.steps, options.sample_count, options.seed)
+    return Scene(stack, remover, options, target)
+
+
+def scene_remover(remover: CloudRemover, options: SceneOptions) -> CloudRemover:
+    """Return the remover with the tiles, masks and backend of a scene."""
+    own = remover.options
+    changes = options.remover_changes(
+        overlap=own.overlap, batch_size=own.batch_size, on_gpu=remover.device.type != "cpu"
+    )
+    backend = options.backend or (default_backend(remover.device) if own.backend == "torch" else own.backend)
+    return remover.with_options(**changes, backend=backend)
+
+
+def _compute(
+    scene: Scene, work: WorkFolder, progress: Progress | None, notice: Notice, executor: MakeExecutor | None
+) -> SceneReport:
+    """Compute all rows that are missing in the work folder and return the report."""
+    stack, remover, options = scene.stack, scene.remover, scene.options
+    source = StackScene.of(stack, remover.config.network.aux_bands)
+    overview = read_overview(stack, remover, source)
+    reference = choose_reference(options, stack, overview, remover, notice)
+    if (overview.clear_share <= HARDLY_CLEAR * overview.valid.mean(axis=(1, 2))).all():
+        notice(
+            f"clouds hide {1 - HARDLY_CLEAR:.0%} or more of every date, so the whole result is an estimate. If the "
+            "images look clear, check their scale and offset (--scale, --offset), or give masks (--mask)."
+        )
+    dates = tuple(range(len(stack.sources)))
+    plan = ScenePlan(
+        shape=stack.grid.shape,
+        bands=stack.bands,
+        codings=source.codings,
+        days=None if stack.days is None else tuple(stack.days),
+        reference=reference,
+        match=overview.match(remover, reference, stack.grid.shape),
+        tile=remover.tile_size,
+        overlap=remover.options.overlap,
+        steps=options.steps,
+        seed=options.seed,
+        samples=options.sample_count,
+        clouds=dates if options.count else () if reference is None else (reference,),
+        spread=options.uncertainty,
+    )
+    stored = replace(stack, coding=_coding(stack, reference))
+    threshold = remover.options.cloud_threshold
+    sink = RowFiles(work, layers_of(stored, options), stored, plan, threshold)
+    if work.fresh:
+        check_space(scene, plan)
+        sink.create()
+    else:
+        work.check_rows(sink.files, sink.bounds)
+    if work.state.strips < len(plan.starts):
+        make = executor or (
+            lambda plan, remover, source: local_executor(plan, remover, source, threads=options.threads)
+        )
+        with make(plan, remover, source) as tiles:
+            run_rows(
+                plan,
+                tiles,
+                sink,
+                threshold=threshold,
+                device=remover.device if executor is None else "cpu",
+                first=work.state.strips,
+                unfinished=work.unfinished(),
+                progress=progress,
+            )
+    outputs = scene.outputs
     return SceneReport(
-        output=str(target),
-        files=tuple(str(path) for path in files),
+        output=str(scene.target),
+        files=(str(scene.target), *(str(path) for name, path in outputs.items() if name != "result")),
         reference=None if reference is None else stack.sources[reference].name,
         reference_index=reference,
         dates=tuple(source.name for source in stack.sources),
         bands=stack.bands,
         size=stack.grid.shape,
-        tiles=len(job.windows),
-        pixels=pixels,
-        clear_share=tuple(round(float(share), 4) for share in look.clear_share),
+        tiles=len(plan.windows),
+        pixels=work.pixels,
+        clear_share=tuple(round(float(share), 4) for share in overview.clear_share),
         model=options.model_name or remover.config.name,
-        steps="+".join(str(number) for number in steps).removesuffix("+0"),
+        steps=_steps_text(scene),
         seed=options.seed,
         samples=options.sample_count,
-        seconds=time.perf_counter() - started,
-        notices=tuple(said),
+        seconds=0.0,
     )
 
 
-@contextmanager
-def modest_cache() -> Iterator[None]:
-    """Keep GDAL from taking a twentieth of the machine's memory for blocks that are read once."""
-    with require("rasterio", extra="geo", purpose="reading GeoTIFF").Env(GDAL_CACHEMAX=CACHE_BYTES):
-        yield
+def choose_reference(
+    options: SceneOptions, stack: GeoStack, overview: Overview, remover: CloudRemover, notice: Notice
+) -> int | None:
+    """Return the date to clean, None for a new image."""
+    names = [source.name for source in stack.sources]
+    days = [None if source.date is None else f"{source.date:%Y-%m-%d}" for source in stack.sources]
+    wanted = options.reference
+    reference = find_reference(wanted, names, days, overview.clear_share)
+    if reference is None:
+        return None
+    chosen = isinstance(wanted, str) and wanted.lower() == "auto"
+    name = names[reference]
+    reference = check_reference(reference, remover, overview, chosen=chosen, name=name, notice=notice)
+    if reference is not None and not stack.sources[reference].grid.same_as(stack.grid):
+        notice(f"{name} lies on another grid than the output: its pixels are interpolated, not copied bit for bit.")
+    return reference
 
 
-def check_not_input(target: Path, stack: GeoStack) -> None:
-    """Refuse to replace a file that the result is made from."""
-    for source in stack.sources:
-        if str(target.resolve()) in {os.path.realpath(path) for path in describe_source(source).get("files", ())}:
-            raise OutputError(f"{target} is one of the inputs ({source.name}). Choose another name for the output.")
+def _coding(stack: GeoStack, reference: int | None) -> Any:
+    """Return the coding of the result: that of the reference date, or of the first."""
+    return stack.sources[reference or 0].coding
 
 
-def _may_go_on(error: SaderError, job: SceneJob) -> bool:
-    """Whether the same command could succeed later: a full disk can be helped, and so can a network that failed.
-
-    A file on disk that cannot be read must be replaced, which makes another job of it; so does another option.
-    """
-    if isinstance(error, OutputError):
-        return True
-    return isinstance(error, DataError) and any("files" not in one for one in job.description()["inputs"])
+def _steps_text(scene: Scene) -> str:
+    options = scene.options
+    numbers = scene.remover.check_numbers(options.steps, options.sample_count, options.seed)
+    return "+".join(str(number) for number in numbers).removesuffix("+0")
 
 
-def scene_match(stack: GeoStack, look: Look, remover: CloudRemover, reference: int | None) -> SceneMatch | None:
-    """Return how the dates are brought into one light; None where one tile sees all, or the model matches no dates."""
-    return remover.scene_match(
-        for_network(look.cloudy), valid=look.valid, cloud=look.cloud, reference=reference, shape=stack.grid.shape
-    )
+# ------------------------------------------------------------------------------------------------ publication
 
 
-def check_output(out: str | Path, *, overwrite: bool) -> Path:
-    """Return the output's path; refuse now what cannot be written later."""
+def _make_cogs(scene: Scene, work: WorkFolder, report: SceneReport) -> None:
+    """Make the COGs in the work folder and record the report: from here on files are published."""
+    tags = scene.tags(report, work.digest)
+    stored = replace(scene.stack, coding=_coding(scene.stack, report.reference_index))
+    for layer in layers_of(stored, scene.options):
+        make_cog(RowFile(work.file(f"{layer.name}.rows"), layer, stored.grid), tags=tags)
+    work.state.report = report.as_dict()
+    work.save()
+
+
+def _publish(scene: Scene, work: WorkFolder) -> None:
+    """Move the COGs to their names, the output last: where it exists, the layers beside it do too."""
+    with writing(scene.target):
+        for name, path in sorted(scene.outputs.items(), key=lambda pair: pair[0] == "result"):
+            made = work.file(f"{name}.tif")
+            if made.exists():  # else it was moved by an earlier run
+                move(made, path)
+
+
+def _with_extras(report: SceneReport, stack: GeoStack, extras: Extras) -> SceneReport:
+    for path, write in extras.items():
+        write(report, stack)
+        report = replace(report, files=(*report.files, str(path)))
+    return report
+
+
+def check_target(out: str | Path) -> Path:
+    """Return the path of the output; refuse now what cannot be written later."""
     target = Path(out)
     if target.suffix.lower() not in (".tif", ".tiff"):
         raise OutputError(f"the output is {target}; expected a name that ends in .tif.")
-    if target.is_dir():
-        raise OutputError(f"{target} is a folder; expected the name of a file.")
-    if target.exists() and not overwrite:
-        raise OutputError(f"{target} exists. Use --overwrite to replace it, or choose another name.")
-    probe = target.with_name(f".{target.name}.{os.getpid()}.probe")
-    try:
-        target.parent.mkdir(parents=True, exist_ok=True)
-        probe.touch()
-        probe.unlink()
-    except OSError as error:
-        reason = error.strerror or error
-        raise OutputError(f"cannot write into {target.parent}: {reason}. Choose another folder.") from error
+    check_folder(target)
     return target
 
 
-def retiled(remover: CloudRemover, options: SceneOptions) -> CloudRemover:
-    """Return the remover with what the scene's options say of tiles and masks."""
-    batch = options.batch_size
-    if batch is None and remover.device.type != "cpu" and remover.options.batch_size == 1:
-        batch = GPU_BATCH
-    asked = {
-        "tile": options.tile, "overlap": options.overlap, "batch_size": batch,
-        "cloud_threshold": options.cloud_threshold, "mask_growth": options.mask_growth,
-    }  # fmt: skip
-    changes: dict[str, Any] = {key: value for key, value in asked.items() if value is not None}
-    if options.tile is not None and options.overlap is None:
-        changes["overlap"] = min(remover.options.overlap, options.tile // 4)
-    return remover.with_options(**changes)
+def check_folder(target: Path) -> None:
+    """Refuse a file whose folder cannot be written to, or whose name is a folder or a link that leads nowhere."""
+    if target.is_dir():
+        raise OutputError(f"{target} is a folder; expected the name of a file.")
+    if target.is_symlink() and not target.exists():
+        raise OutputError(f"{target} is a link that leads nowhere; expected the name of a file. Remove the link.")
+    probe = target.with_name(f".{target.name}.{os.getpid()}.probe")
+    try:
+        str(target).encode("utf-8")
+        target.parent.mkdir(parents=True, exist_ok=True)
+        probe.touch()
+        probe.unlink()
+    except UnicodeEncodeError as error:
+        raise OutputError(f"the name {target} is not valid UTF-8, which GDAL needs. Choose another name.") from error
+    except OSError as error:
+        reason = error.strerror or error
+        raise OutputError(f"cannot write into {target.parent}: {reason}. Choose another folder.") from error
 
 
-def with_backend(remover: CloudRemover, options: SceneOptions) -> CloudRemover:
-    """Return the remover with the backend of the options, or the default one of its device."""
-    return remover.with_options(backend=options.backend or default_backend(remover.device))
+def check_output(out: str | Path, *, overwrite: bool) -> Path:
+    """Return the path of the output; refuse one that exists and cannot be of the same job."""
+    target = check_target(out)
+    if target.exists() and not overwrite and job_of(target) is None and not resumable(target):
+        raise OutputError(f"{target} exists. Use --overwrite to replace it, or choose another name.")
+    return target
 
 
-def _reference(options: SceneOptions, stack: GeoStack, look: Look, remover: CloudRemover, say: Notice) -> int | None:
-    """Return the date to clean; say what was chosen and what it means."""
-    reference = find_reference(options.reference, stack, look)
-    if reference is None:
+def resumable(target: Path) -> bool:
+    """Whether an earlier run left its work folder: existing files may then be its own."""
+    return (target.with_name(f".{target.name}.sader") / "state.json").is_file()
+
+
+def _check_outputs(scene: Scene, extras: Extras, may_be_own: bool) -> None:
+    """Refuse files that exist, unless they may be replaced."""
+    for path in extras:
+        check_folder(path)
+    if scene.options.overwrite or may_be_own:
+        return
+    for path in (*scene.outputs.values(), *extras):
+        if path.exists():
+            raise OutputError(f"{path} exists. Use --overwrite to replace it, or choose another name.")
+
+
+def job_of(path: Path) -> str | None:
+    """Return the checksum of the job that wrote a file; None for other files."""
+    try:
+        with open_raster(path) as dataset:
+            found: str | None = dataset.tags().get("SADER_JOB")
+            return found
+    except (SaderError, OSError, require("rasterio.errors", extra="geo", purpose="reading GeoTIFF").RasterioError):
         return None
-    name = stack.sources[reference].name
-    if np.isnan(look.cloud[reference]).any() and not remover.matches_dates:
-        if options.reference == "auto":
-            say("this model has no cloud head and no mask is given, so no date can be cleaned: a new image is made.")
-            return None
-        raise ConfigError(
-            f"--reference {options.reference} keeps the clear pixels of {name}, but its cloud mask is unknown and this "
-            "model has no cloud head. Give --mask, or use --reference none."
+
+
+def finished_report(scene: Scene, digest: str) -> SceneReport | None:
+    """Return the report of a complete result of the same job, read from its tags; None where there is none."""
+    if resumable(scene.target) or not all(path.exists() for path in scene.outputs.values()):
+        return None
+    if any(job_of(path) != digest for path in scene.outputs.values()):
+        return None
+    with open_raster(scene.target) as dataset:
+        tags = dataset.tags()
+    names = [source.name for source in scene.stack.sources]
+    reference = tags["SADER_REFERENCE"]
+    pairs = [pair.rsplit(" ", 1) for pair in tags["SADER_PIXELS"].split(", ")]
+    return SceneReport(
+        output=str(scene.target),
+        files=(str(scene.target), *(str(path) for name, path in scene.outputs.items() if name != "result")),
+        reference=None if reference == "none" else reference,
+        reference_index=names.index(reference) if reference in names else None,
+        dates=tuple(names),
+        bands=scene.stack.bands,
+        size=scene.stack.grid.shape,
+        tiles=0,
+        pixels={name: int(number) for name, number in pairs},
+        clear_share=tuple(float(share) for share in tags["SADER_CLEAR_SHARE"].split(", ")),
+        model=tags["SADER_MODEL"],
+        steps=tags["SADER_STEPS"],
+        seed=int(tags["SADER_SEED"]),
+        samples=int(tags["SADER_SAMPLES"]),
+        seconds=0.0,
+    )
+
+
+def _resumable(error: SaderError, scene: Scene) -> bool:
+    """Whether the same command could succeed later: after a full disk, a lost cluster, or a network failure.
+
+    A damaged local file must be replaced, and then the job is a different one; so it is with other options.
+    """
+    if isinstance(error, OutputError | ClusterError):
+        return True
+    remote = any(path.startswith("/vsi") for source in scene.stack.sources for path in source.paths)
+    return isinstance(error, DataError) and (remote or any(not source.paths for source in scene.stack.sources))
+
+
+def check_space(scene: Scene, plan: ScenePlan) -> None:
+    """Refuse now what would fail after hours: too little space for the rows, their overviews and the COG."""
+    grid = scene.stack.grid
+    layers = sum(layer.bytes_for(grid) for layer in scene.layers)
+    blend = 2 * plan.windows[0].height * grid.width * (plan.channels + 1) * 4
+    needed = int(2.7 * layers + blend)
+    free = shutil.disk_usage(scene.target.parent).free
+    if needed > free:
+        raise OutputError(
+            f"writing {scene.target} takes up to {_bytes(needed)} for a while; {_bytes(free)} are free there. Free "
+            "some space, or choose another folder."
         )
-    if look.valid[reference].any():
-        if not stack.sources[reference].grid.same_as(stack.grid):
-            say(f"{name} lies on another grid than the output: its pixels are interpolated, not copied bit for bit.")
-        return reference
-    raise DataError(f"--reference {name} has no valid pixel on the output grid. Choose another date.")
+
+
+def _bytes(number: int) -> str:
+    return f"{number / 1e9:.1f} GB" if number >= 1e9 else f"{number / 1e6:.1f} MB"
+
+
+@contextmanager
+def gdal_cache() -> Iterator[None]:
+    """Bound the block cache of GDAL, and close the files that this thread has opened."""
+    with require("rasterio", extra="geo", purpose="reading GeoTIFF").Env(GDAL_CACHEMAX=CACHE_BYTES):
+        try:
+            yield
+        finally:
+            close_files()
+
+
+def model_checksum(remover: CloudRemover) -> str:
+    """Return the SHA-256 of all weights."""
+    digest = hashlib.sha256()
+    for name, value in sorted(remover.model.state_dict().items()):
+        digest.update(name.encode())
+        digest.update(value.detach().cpu().contiguous().numpy().tobytes())
+    return digest.hexdigest()

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import quote, unquote, urljoin, urlparse
 
 from sader.bands import canonical
-from sader.geo.stack import Affine6, Grid
+from sader.geo.grid import Affine6, Grid
 
 if TYPE_CHECKING:
     import pystac

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 import warnings
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -22,12 +22,13 @@ from sader.geo.read.products import MosaicSource, ProductSource, product_source
 from sader.geo.read.raster import BandFile
 from sader.geo.stac.assets import AssetBand, bands_of, classification_of
 from sader.geo.stac.items import load_items
-from sader.geo.stack import DateSource, ValueCoding
+from sader.geo.stack import DateSource
+from sader.inference.tiling import Notice
+from sader.inference.values import ValueCoding
 
 if TYPE_CHECKING:
     import pystac
 
-Notice = Callable[[str], None]
 Opened = tuple["pystac.Item", ProductSource]
 COLLECTION = "sentinel-2-l2a"
 """Collection of a search by default; Earth Search, Planetary Computer and Copernicus have it."""

@@ -15,9 +15,11 @@ from typing import TYPE_CHECKING, Any
 from sader._version import __version__
 from sader.errors import require
 from sader.files import write_atomically
+from sader.geo.grid import Grid
 from sader.geo.read.raster import grid_of, open_raster, reading
 from sader.geo.read.sentinel2 import BANDS
-from sader.geo.stack import DateSource, Grid, ValueCoding
+from sader.geo.stack import DateSource
+from sader.inference.values import ValueCoding
 
 if TYPE_CHECKING:
     import pystac
@@ -191,9 +193,4 @@ def _lineage(sources: Sequence[DateSource], reference: DateSource | None) -> str
 
 def _inputs(sources: Sequence[DateSource]) -> list[tuple[str, str]]:
     """Return (name, file or URL) of each acquisition; a mosaic has several."""
-    found = []
-    for source in sources:
-        for part in getattr(source, "sources", ()) or (source,):
-            paths = getattr(part, "paths", ())
-            found.append((part.name, getattr(part, "href", "") or (str(paths[0]) if paths else part.name)))
-    return found
+    return [(title, place or title) for source in sources for title, place in source.origins]

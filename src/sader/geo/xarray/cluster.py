@@ -1,104 +1,69 @@
-"""The tiles of a scene made by the workers of a dask cluster; blending and writing stay with `clear_scene`.
+"""Tiles computed by the workers of a dask cluster; blending and writing stay with the scene loop.
 
-Not from the paper. A worker opens the files itself (all machines must see them under the same paths) and sends back one
-raw tile; tiles are taken in the order of `plan_windows`, so the file has the bits of a local run. A dead worker's
-tiles are made again by the others; should the whole cluster go, the work folder keeps what is done.
+A worker opens the files itself, so that all machines must see them under the same paths, and returns raw tiles. The
+bits are those of a local run. The tiles of a lost worker are computed again by the others; when the whole cluster is
+lost, the work folder keeps the finished rows.
 """
 
 from __future__ import annotations
 
 import contextlib
 import json
-import os
+import logging
+import re
+import socket
+import time
 import warnings
-from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-from numpy.typing import NDArray
-
-from sader.errors import ConfigError, DataError, SaderError, require
-from sader.geo.scene.run import Notice, SceneJob, SceneOptions, SceneReport, clear_scene
-from sader.geo.stack import GeoStack
-from sader.geo.xarray.shipment import Shipment
-from sader.geo.xarray.tasks import hand_over
-from sader.inference.scene_match import SceneMatch
-from sader.inference.tiling import Progress, Window
+from sader.errors import ClusterError, ConfigError, DataError, SaderError, require
+from sader.inference.scene import (
+    Executor,
+    RawTile,
+    ScenePlan,
+    SceneSource,
+    as_arrays,
+    available_cores,
+    intra_op_threads,
+    predict_windows,
+)
+from sader.inference.tiling import Window
 
 if TYPE_CHECKING:
     from sader.inference.remover import CloudRemover
 
 CONNECT_SECONDS = 10.0
-"""How long an address may be silent before it counts as wrong."""
+"""Longest wait for an answer of a scheduler."""
 WORKER_SECONDS = 60.0
-"""How long a scheduler may be without workers: queues of a cluster take their time."""
+"""Longest wait for the first worker: the queue of a cluster takes time."""
+LOST_SECONDS = 8.0
+"""Longest wait for a worker once there was one."""
+POLL_SECONDS = 1.0
 TILES_PER_THREAD = 2
-"""Tiles that are asked for ahead, for each thread of the cluster."""
-
-
-@dataclass(frozen=True)
-class Assignment:
-    """What a worker must know of a scene, besides the model."""
-
-    stack: GeoStack
-    options: SceneOptions
-    reference: int | None
-    match: SceneMatch | None
-
-
-def clear_stack_on_dask(
-    stack: GeoStack,
-    remover: CloudRemover,
-    out: str | Path,
-    options: SceneOptions | None = None,
-    *,
-    address: str,
-    progress: Progress | None = None,
-    notice: Notice | None = None,
-) -> SceneReport:
-    """Remove the clouds of a scene on a dask cluster and write it to `out`: `clear_scene`, by many machines.
-
-    address: that of the scheduler, such as "tcp://10.0.0.5:8786", a scheduler file (.json), or "local" for processes of
-        this machine.
-    """
-    with connect(address) as client:
-        try:
-            return clear_scene(
-                stack, remover, out, options, progress=progress, notice=notice, maker=TilesOnDask(client)
-            )
-        except ConnectionError as error:
-            raise DataError(
-                f"the dask cluster at {address} is gone ({error}). What is done is kept: when the cluster is back, the "
-                "same command goes on from there."
-            ) from error
+"""Tiles under way for each thread of the cluster."""
+_ADDRESS = re.compile(r"(tcp|tls|ucx|ws|wss)://(\[[0-9a-fA-F:]+\]|[^:/\s]+):(\d{1,5})/?")
 
 
 @contextlib.contextmanager
 def connect(address: str) -> Iterator[Any]:
-    """Yield a client of the scheduler at `address`; say within seconds when there is none."""
+    """Yield a client of the scheduler at `address`, a scheduler file (.json), or "local".
+
+    "local" runs the workers as threads of this process and opens no ports.
+    """
     distributed = require("distributed", extra="cluster", purpose="working on a dask cluster")
+    local = address.strip().lower() == "local"
+    target: Any = address.strip() if local else _checked(address.strip())
     with contextlib.ExitStack() as stack:
-        target: Any = address
-        if address.strip().lower() == "local":
-            target = stack.enter_context(
-                distributed.LocalCluster(
-                    n_workers=os.cpu_count(), threads_per_worker=1, dashboard_address=None, silence_logs="ERROR"
-                )
-            )
+        stack.enter_context(_quiet_logs())
+        if local:
+            target = stack.enter_context(_private_cluster(distributed))
         try:
-            if address.endswith(".json"):
-                with open(address, encoding="utf-8") as file:  # the client would wait for it to appear, for ever
-                    target = json.load(file)["address"]
-            client = stack.enter_context(distributed.Client(target, timeout=CONNECT_SECONDS, set_as_default=False))
-        except (OSError, ValueError, TypeError, KeyError) as error:
-            first = str(error).splitlines()[0] if str(error) else type(error).__name__
-            raise ConfigError(
-                f"no dask scheduler answers at {address} ({first}); expected an address such as tcp://HOST:8786, a "
-                "scheduler file, or local. Start one with: dask scheduler"
-            ) from error
+            client = distributed.Client(target, timeout=CONNECT_SECONDS, set_as_default=False)
+        except (OSError, ValueError, TypeError) as error:
+            raise _no_scheduler(address, error) from error
+        stack.callback(_close, client)
         try:
             client.wait_for_workers(1, timeout=WORKER_SECONDS)
         except TimeoutError as error:
@@ -108,55 +73,159 @@ def connect(address: str) -> Iterator[Any]:
         yield client
 
 
-class TilesOnDask:
-    """Makes the tiles of a `SceneJob` on a cluster."""
+def _private_cluster(distributed: Any) -> Any:
+    """Return a cluster of threads of this process; a LocalCluster would open ports that any local user can reach."""
 
-    def __init__(self, client: Any) -> None:
-        self.client = client
+    class NoServer:
+        port = 0
 
-    def __call__(
-        self, job: SceneJob, windows: Sequence[Window], say: Notice
-    ) -> Iterator[tuple[Window, NDArray[np.float32] | None]]:
-        """Yield (window, planes or None) in the order of `windows`."""
+        def stop(self) -> None:
+            """There is nothing to stop."""
+
+    class PrivateScheduler(distributed.Scheduler):
+        def start_http_server(self, *args: Any, **kwargs: Any) -> None:
+            self.http_server = NoServer()
+
+    class PrivateWorker(distributed.Worker):
+        def start_http_server(self, *args: Any, **kwargs: Any) -> None:
+            self.http_server = NoServer()
+
+    scheduler = {"cls": PrivateScheduler, "options": {"protocol": "inproc://", "dashboard": False, "port": 0}}
+    worker = {"cls": PrivateWorker, "options": {"protocol": "inproc://", "nthreads": available_cores()}}
+    return distributed.SpecCluster(scheduler=scheduler, workers={0: worker}, silence_logs="ERROR")
+
+
+def _checked(address: str) -> str:
+    """Return the address of a scheduler that accepts connections; refuse others within seconds."""
+    if address.endswith(".json"):
+        try:
+            with open(address, encoding="utf-8") as file:
+                address = str(json.load(file)["address"])
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise _no_scheduler(address, error) from error
+    if address.startswith("inproc://"):
+        return address
+    found = _ADDRESS.fullmatch(address)
+    if found is None:
+        raise _no_scheduler(address, "that is no address")
+    try:
+        socket.create_connection((found[2].strip("[]"), int(found[3])), timeout=CONNECT_SECONDS).close()
+    except (OSError, OverflowError) as error:
+        raise _no_scheduler(address, error) from error
+    return address
+
+
+def _no_scheduler(address: str, reason: object) -> ConfigError:
+    first = str(reason).splitlines()[0] if str(reason) else type(reason).__name__
+    return ConfigError(
+        f"no dask scheduler answers at {address} ({first}); expected an address such as tcp://HOST:8786, a scheduler "
+        "file, or local. Start one with: dask scheduler"
+    )
+
+
+@contextlib.contextmanager
+def _quiet_logs() -> Iterator[None]:
+    """Keep the tracebacks that distributed logs about lost connections off the terminal: they are raised as errors."""
+    loggers = [logging.getLogger(name) for name in ("distributed", "tornado", "asyncio")]
+    before = [logger.level for logger in loggers]
+    for logger in loggers:
+        logger.setLevel(logging.CRITICAL + 1)
+    try:
+        yield
+    finally:
+        for logger, level in zip(loggers, before, strict=True):
+            logger.setLevel(level)
+
+
+def _close(client: Any) -> None:
+    with contextlib.suppress(Exception):  # a lost cluster cannot be told to forget anything
+        client.close(timeout=2)
+
+
+@contextlib.contextmanager
+def cluster_executor(address: str, plan: ScenePlan, remover: CloudRemover, source: SceneSource) -> Iterator[Executor]:
+    """Yield an executor that computes tiles on a dask cluster; see `connect` for the address."""
+    with connect(address) as client:
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", message="Sending large graph")  # that is the model, once
+            model = client.submit(_same, remover, key=f"sader-model-{remover.checksum[:32]}")
+        work = client.submit(_same, (plan, source), pure=False)
+
+        def submit(windows: Sequence[Window]) -> _Tiles:
+            return _Tiles(client.submit(compute_windows, model, work, list(windows), pure=False), client, plan)
+
+        threads = max(1, sum(client.nthreads().values()))
+        yield Executor(submit, ahead=TILES_PER_THREAD * threads)
+
+
+@dataclass(frozen=True)
+class _Tiles:
+    """Tiles that a worker computes."""
+
+    future: Any
+    client: Any
+    plan: ScenePlan
+
+    def result(self) -> list[RawTile | None]:
+        """Wait for the tiles; raise within seconds when the cluster has no worker left."""
         from distributed import CancelledError, KilledWorker
         from distributed.comm import CommClosedError
 
-        shipment = Shipment(job.remover)
-        with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", message="Sending large graph")  # that is the model, once
-            model = self.client.submit(hand_over, shipment, key=f"sader-model-{shipment.checksum[:32]}")
-        work = self.client.submit(hand_over, Assignment(job.stack, job.options, job.reference, job.match), pure=False)
-        waiting: deque[tuple[Window, Any]] = deque()
-        left = deque(windows)
+        lost: float | None = None
+        while True:
+            try:
+                found = self.future.result(timeout=POLL_SECONDS)
+                return [None if one is None else RawTile.of(one) for one in found]
+            except TimeoutError:
+                lost = self._check_workers(lost)
+            except KilledWorker as error:
+                raise ClusterError(
+                    f"a tile of {self.plan.windows[0].height} pixels killed several workers one after the other, most "
+                    "likely for lack of memory. Use a smaller --tile, or workers with more memory."
+                ) from error
+            except (CancelledError, CommClosedError, ConnectionError) as error:
+                raise _lost("the connection to its scheduler is lost") from error
+
+    def _check_workers(self, lost: float | None) -> float | None:
+        """Return since when there has been no worker; None where there is one."""
         try:
-            while left or waiting:
-                ahead = TILES_PER_THREAD * max(1, sum(self.client.nthreads().values()))
-                while left and len(waiting) < ahead:
-                    window = left.popleft()
-                    waiting.append((window, self.client.submit(make_tile, model, work, window, pure=False)))
-                window, future = waiting.popleft()
-                yield window, future.result()
-        except KilledWorker as error:
-            raise DataError(
-                f"a tile of {job.windows[0].height} pixels killed several workers one after the other, most likely for "
-                "want of memory. Use a smaller --tile, or workers with more memory."
-            ) from error
-        except (CancelledError, CommClosedError) as error:
-            raise ConnectionError("the connection to its scheduler is lost") from error
-        finally:
-            with contextlib.suppress(Exception):  # of a cluster that is gone nothing can be called back
-                self.client.cancel([future for _, future in waiting])
+            workers = self.client.scheduler_info()["workers"]
+            running = self.client.status == "running"
+        except Exception as error:  # of any kind: the scheduler is gone
+            raise _lost("its scheduler does not answer") from error
+        if not running:
+            raise _lost("the connection to its scheduler is lost")
+        if workers:
+            return None
+        now = time.monotonic()
+        if lost is not None and now - lost > LOST_SECONDS:
+            raise _lost("it has no worker left")
+        return now if lost is None else lost
 
 
-def make_tile(model: Shipment, work: Assignment, window: Window) -> NDArray[np.float32] | None:
-    """Return the planes of one window, on a worker; None where no date has data."""
+def _lost(why: str) -> ClusterError:
+    return ClusterError(
+        f"the dask cluster is gone ({why}). Finished rows are kept: when the cluster is back, the same command "
+        "continues from there."
+    )
+
+
+def _same(value: Any) -> Any:
+    """Return the value: the task that the tiles depend on, so that dask sends it to each worker once."""
+    return value
+
+
+def compute_windows(
+    remover: CloudRemover, work: tuple[ScenePlan, SceneSource], windows: Sequence[Window]
+) -> list[tuple[Any, ...] | None]:
+    """Return raw tiles as arrays, on a worker; None where no date has data."""
+    plan, source = work
     try:
-        with model.turn():
-            job = SceneJob(work.stack, model.remover(), work.options, work.reference, Path("nowhere"), match=work.match)
-            return job.tile(window, warnings.warn)
+        with intra_op_threads(1):
+            tiles = predict_windows(plan, remover, lambda windows: [source.read(one) for one in windows], windows)
+        return [None if tile is None else as_arrays(tile) for tile in tiles]
     except SaderError as error:
         place = " (On a dask worker: all machines must see the inputs under the same paths.)"
         plain = type(error)(f"{error}{place if isinstance(error, DataError) else ''}")
-    # Outside of the handler, so that it is sent without what caused it: GDAL's errors cannot be pickled, and the user
-    # would get a bare Exception.
+    # Outside of the handler, so that it is sent without its cause: the errors of GDAL cannot be pickled.
     raise plain

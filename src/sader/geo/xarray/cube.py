@@ -16,11 +16,19 @@ from numpy.typing import NDArray
 
 from sader._version import __version__
 from sader.bands import canonical
-from sader.errors import BandError, ConfigError, ShapeError, ValueRangeError, require
-from sader.geo.scene.overview import Look
-from sader.geo.stack import Grid, StackWindow, ValueCoding
-from sader.geo.values import COUNTS_FROM, SENTINEL_SCALE, coding_of, decode, for_network
-from sader.inference.scene_match import decimation, look_factor
+from sader.errors import BandError, ShapeError, ValueRangeError, require
+from sader.geo.scene.options import SceneOptions
+from sader.geo.scene.run import scene_remover
+from sader.inference.scene import ArrayScene, find_reference
+from sader.inference.values import (
+    COUNTS_FROM,
+    HIGHEST,
+    LOWEST,
+    SENTINEL_SCALE,
+    ValueCoding,
+    coding_of,
+    decode_array,
+)
 
 if TYPE_CHECKING:
     import xarray as xr
@@ -48,8 +56,8 @@ class Cube:
     coding: ValueCoding
     bands: tuple[str, ...]
     """Canonical names; the band coordinate itself stays as it is."""
-    times: NDArray[Any] | None
-    """The time coordinate, if there is one."""
+    names: tuple[str, ...]
+    """The dates as text: the time coordinate, or numbers."""
     days: tuple[float, ...] | None
     """Days since the first date, if the time coordinate tells."""
     layout: xr.DataArray
@@ -92,20 +100,8 @@ def open_cube(array: xr.DataArray | xr.Dataset, remover: CloudRemover) -> Cube:
             stacklevel=3,
         )
     times, days = _times(array)
-    return Cube(array.data, _coding(array), bands, times, days, array)
-
-
-def decoded(raw: NDArray[Any], coding: ValueCoding) -> tuple[NDArray[np.float32], NDArray[np.bool_]]:
-    """Return reflectance (T, C, h, w) and valid (T, h, w): a date's pixel counts where all its bands have data."""
-    values, valid = decode(raw, coding)
-    whole: NDArray[np.bool_] = np.asarray(valid.all(axis=1))
-    highest = float(values.max(where=whole[:, None], initial=0.0))
-    if highest > COUNTS_FROM:
-        raise ValueRangeError(
-            f"array goes up to {highest:g}; expected reflectance in [0, 1]. They look like counts: set "
-            "array.attrs['scale_factor'] = 1e-4 (and add_offset, _FillValue)."
-        )
-    return values, whole
+    names = tuple(str(time)[:19] for time in (range(array.shape[0]) if times is None else times))
+    return Cube(array.data, _coding(array), bands, names, days, array)
 
 
 def result_array(cube: Cube, data: Any, *, name: str, band: bool = True, **attrs: Any) -> xr.DataArray:
@@ -157,43 +153,6 @@ def mask_data(cloud_mask: xr.DataArray | None, cube: Cube) -> Any:
     return cloud_mask.transpose(time, y, x).data
 
 
-def find_reference(reference: int | str | np.datetime64 | None, cube: Cube) -> int | str | None:
-    """Return the index of the reference date, None for none, or "auto" to be decided from the data.
-
-    reference: an index, a date such as "2022-05-13" (the start of exactly one time coordinate), "auto", "none" or None.
-    """
-    if reference is None or reference == "none":
-        return None
-    if reference == "auto":
-        return "auto"
-    if isinstance(reference, int | np.integer) and not isinstance(reference, bool):
-        if not -cube.shape[0] <= reference < cube.shape[0]:
-            raise ConfigError(
-                f"reference is {reference}; there are {cube.shape[0]} dates, so it goes from 0 to {cube.shape[0] - 1}."
-            )
-        return int(reference) % cube.shape[0]
-    known = [] if cube.times is None else [str(time) for time in cube.times]
-    found = [index for index, time in enumerate(known) if time.startswith(str(reference))]
-    if len(found) != 1:
-        shown = ", ".join(time[:19] for time in known[:12]) or "no time coordinate"
-        raise ConfigError(
-            f"reference is {reference!r}, which fits {len(found)} dates; expected one of {shown}; an index, 'auto' or "
-            "None works too."
-        )
-    return found[0]
-
-
-def look_from_afar(remover: CloudRemover, dates: StackWindow, bands: Sequence[str], shape: tuple[int, int]) -> Look:
-    """Return the look that the decimated dates of a scene of (height, width) give (`scene_match.decimation`)."""
-    cloud = np.ones(dates.valid.shape, np.float32)
-    if dates.valid.any():
-        seen = for_network(dates.cloudy)
-        cloud = remover.estimate_cloud(seen, valid=dates.valid, cloud_mask=dates.masks, bands=bands)
-    height, width = dates.valid.shape[1:]
-    nowhere = Grid("", (1.0, 0.0, 0.0, 0.0, 1.0, 0.0), width, height)
-    return Look(nowhere, look_factor(*shape), dates.cloudy, dates.valid, cloud)
-
-
 def remove_xarray(
     remover: CloudRemover,
     array: xr.DataArray | xr.Dataset,
@@ -220,26 +179,49 @@ def remove_xarray(
     if cube.lazy:
         from sader.geo.xarray.lazy import clear
 
-        with warnings.catch_warnings():  # said once, a line above
+        with warnings.catch_warnings():  # given once, by `open_cube`
             warnings.simplefilter("ignore")
             return clear(array, remover, reference=reference, cloud_mask=cloud_mask, **options)
-    from sader.geo.scene.run import SceneOptions, retiled
-
-    remover = retiled(remover, SceneOptions(tile=options.pop("tile", None), overlap=options.pop("overlap", None)))
+    remover = scene_remover(remover, SceneOptions(tile=options.pop("tile", None), overlap=options.pop("overlap", None)))
     mask = mask_data(cloud_mask, cube)
-    masks = [None] * cube.shape[0] if mask is None else [np.asarray(one) != 0 for one in mask]
-    cloudy, valid = decoded(cube.data, cube.coding)
-    date = find_reference(reference, cube)
-    if date == "auto":
-        every = decimation(*cube.shape[2:])
-        afar = [None if one is None else one[every] for one in masks]
-        look = StackWindow(cloudy[..., *every], valid[:, *every], afar)
-        date = int(look_from_afar(remover, look, cube.bands, cube.shape[2:]).clear_share.argmax())
-    assert not isinstance(date, str)
+    masks = None if mask is None else np.asarray(mask)
+    scene = cube_scene(cube, cube.data, masks)
+    date = reference
+    if isinstance(reference, str) and reference.lower() == "auto":
+        date = int(scene.overview(remover).clear_share.argmax()) if remover.matches_dates or masks is not None else None
     made = remover.predict(
-        for_network(cloudy), reference=date, cloud_mask=masks, days=cube.days, valid=valid, bands=cube.bands, **options
+        scene.cloudy.clip(LOWEST, HIGHEST),
+        reference=find_reference(date, cube.names, [None] * cube.shape[0], None),
+        cloud_mask=list(scene.masks),
+        days=cube.days,
+        valid=scene.valid,
+        bands=cube.bands,
+        **options,
     )
     return result_array(cube, made.clear, name="clear", long_name="reflectance", units="1")
+
+
+def check_counts(numbers: NDArray[Any], coding: ValueCoding) -> None:
+    """Refuse float numbers that cannot be reflectance."""
+    if coding.is_integer:
+        return
+    nodata = np.nan if coding.nodata is None else coding.nodata
+    there = np.isfinite(numbers) & (numbers != nodata)
+    highest = float(numbers.max(where=there, initial=-np.inf)) * coding.scale + coding.offset
+    if highest > COUNTS_FROM:
+        raise ValueRangeError(
+            f"array goes up to {highest:g}; expected reflectance in [0, 1]. These look like counts: set "
+            "array.attrs['scale_factor'] = 1e-4 (and add_offset, _FillValue)."
+        )
+
+
+def cube_scene(cube: Cube, numbers: NDArray[Any], masks: NDArray[Any] | None) -> ArrayScene:
+    """Return stored numbers (T, C, h, w) of a cube and their masks (T, h, w) as a scene in memory."""
+    check_counts(np.asarray(numbers), cube.coding)
+    pairs = [decode_array(np.asarray(one), (cube.coding,) * len(cube.bands)) for one in numbers]
+    cloudy, valid = np.stack([values for values, _ in pairs]), np.stack([there for _, there in pairs])
+    given = [None] * len(cloudy) if masks is None else [one != 0 for one in masks]
+    return ArrayScene(cloudy, cube.bands, given, valid, cube.days)
 
 
 # ------------------------------------------------------------------------------------------------ reading an array

@@ -1,253 +1,310 @@
-"""The same job over a dask cluster: xarray in, xarray out, lazily, with the bits of one process.
+"""xarray in, xarray out, lazily, over dask: every tile and every chunk of the result is one task.
 
-Not from the paper. Every tile is one task, which gets its own slice of the dates; every chunk of the result is one task
-that blends the tiles touching it, in the order of `plan_windows`, which is why the bits agree with
-`CloudRemover.predict`. No task sees the whole scene. The model travels as one `Shipment`.
+A chunk blends the tiles that touch it in the order of `plan_windows`, so that the bits are those of
+`CloudRemover.predict`. No task holds the whole scene. The model is one task that every tile depends on, so that dask
+sends it to a worker once.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from sader.errors import ConfigError, require
-from sader.geo.scene.run import SceneOptions, retiled
-from sader.geo.xarray.cluster import clear_stack_on_dask
-from sader.geo.xarray.cube import Cube, find_reference, mask_data, open_cube, result_array
-from sader.geo.xarray.shipment import Shipment
-from sader.geo.xarray.tasks import (
-    NODATA,
-    OBSERVED,
-    RECONSTRUCTED,
-    Guidance,
-    Job,
-    common,
-    finish_region,
-    hand_over,
-    look,
-    tile_of_array,
+from sader.geo.scene.options import SceneOptions
+from sader.geo.scene.run import scene_remover
+from sader.geo.xarray.cube import Cube, check_counts, cube_scene, mask_data, open_cube, result_array
+from sader.inference.scene import (
+    Pending,
+    RawTile,
+    ScenePlan,
+    SceneWindow,
+    as_arrays,
+    check_reference,
+    find_reference,
+    intra_op_threads,
+    predict_windows,
 )
 from sader.inference.scene_match import SceneMatch, decimation
-from sader.inference.tiling import Window, plan_windows
+from sader.inference.tiling import Window, common
+from sader.inference.values import NODATA, OBSERVED, RECONSTRUCTED
 
 if TYPE_CHECKING:
     import xarray as xr
 
     from sader.inference.remover import CloudRemover
 
-__all__ = ["clear", "clear_dataset", "clear_stack_on_dask"]
-
+Reference = int | str | np.datetime64 | None
 PROVENANCE_TEXT = f"{NODATA} no data, {OBSERVED} observed (reference date), {RECONSTRUCTED} reconstructed"
 
 
-def clear(
-    array: xr.DataArray | xr.Dataset,
-    remover: CloudRemover,
-    *,
-    reference: int | str | np.datetime64 | None = "auto",
-    cloud_mask: xr.DataArray | None = None,
-    tile: int | None = None,
-    overlap: int | None = None,
-    seed: int = 0,
-    samples: int = 1,
-    steps: int | str | None = None,
-    chunks: int | None = None,
-    scene_match: bool | SceneMatch = True,
-) -> xr.DataArray:
-    """Return the clear image (band, y, x) as a lazy, chunked array; nothing is computed until it is asked for.
+def clear(array: xr.DataArray | xr.Dataset, remover: CloudRemover, **options: Any) -> xr.DataArray:
+    """Return the clear image (band, y, x) as a lazy, chunked array; arguments as in `clear_dataset`.
 
-    array: (time, band, y, x) in any order and any chunking, dask or NumPy; `xarrays.open_cube` says what it may hold.
-    remover: its weights go to each worker once. CPU removers run tiles side by side on the threads of a worker, each
-        with its own working memory; GPU removers one at a time.
-    reference: the date to clean: "auto" (the clearest, found from a decimated look when the result is computed), an
-        index, a date such as "2022-05-13", or None for a new image.
-    cloud_mask: (time, y, x), True = cloud or shadow; None: the model estimates it.
-    tile, overlap: None = the remover's own. chunks: edge of the result's chunks; None = tile - overlap.
-    seed, samples, steps: as in `CloudRemover.predict`.
-    scene_match: bring all dates into one light by a look at the whole scene, as `CloudRemover.predict` does, so that
-        even a corner of the result needs that look. False: each tile by itself, and a corner reads a corner only. A
-        `SceneMatch` made before is used as it is.
-
-    >>> import sader.geo.xarray.lazy                                                       # doctest: +SKIP
+    >>> import sader.geo.xarray.lazy                                                             # doctest: +SKIP
     >>> lazy = sader.geo.xarray.lazy.clear(xarray.open_zarr("cube.zarr").reflectance, remover)   # doctest: +SKIP
-    >>> lazy.to_zarr("clear.zarr")                                                     # doctest: +SKIP
+    >>> lazy.to_zarr("clear.zarr")                                                               # doctest: +SKIP
     """
-    made = clear_dataset(
-        array,
-        remover,
-        reference=reference,
-        cloud_mask=cloud_mask,
-        tile=tile,
-        overlap=overlap,
-        seed=seed,
-        samples=samples,
-        steps=steps,
-        chunks=chunks,
-        scene_match=scene_match,
-        extras=False,
-    )
-    return made["clear"]
+    return clear_dataset(array, remover, extras=False, **options)["clear"]
 
 
 def clear_dataset(
     array: xr.DataArray | xr.Dataset,
     remover: CloudRemover,
     *,
-    reference: int | str | np.datetime64 | None = "auto",
+    reference: Reference = "auto",
     cloud_mask: xr.DataArray | None = None,
-    tile: int | None = None,
-    overlap: int | None = None,
-    seed: int = 0,
-    samples: int = 1,
-    steps: int | str | None = None,
     chunks: int | None = None,
     scene_match: bool | SceneMatch = True,
     extras: bool = True,
+    **options: Any,
 ) -> xr.Dataset:
-    """Return the lazy clear image with what is known about it; arguments as in `clear`.
+    """Return the lazy clear image and its layers; nothing is computed until it is needed.
 
+    array: (time, band, y, x) in any order and any chunking, dask or NumPy; see `cube.open_cube`.
+    remover: its weights go to each worker once. On a CPU tiles run in parallel on the threads of a worker; on a GPU one
+        after the other.
+    reference: the date to clean: "auto" (the clearest, found on the overview when the result is computed), an index, a
+        date such as "2022-05-13", or None for a new image.
+    cloud_mask: (time, y, x), True = cloud or shadow; None: the model estimates it.
+    chunks: edge of the chunks of the result; None = tile - overlap.
+    scene_match: match the dates of the whole scene, as `CloudRemover.predict` does; even a corner of the result then
+        needs the overview. False: each tile by itself. A fitted `SceneMatch` is used as it is.
     extras: False leaves only `clear`; tiles are then smaller while they wait for their neighbours.
+    options: tile, overlap, seed, samples and steps of `SceneOptions`.
+
     clear: (band, y, x) reflectance, NaN where no date has data.
-    uncertainty: (band, y, x) standard deviation to be expected, 0 where the pixel was observed; where there are several
-        samples or the network states its own error.
-    clear_count: (y, x) dates that saw the ground.
-    provenance: (y, x) where the value comes from, in the codes of `sader.geo.scene.run`.
+    uncertainty: (band, y, x) expected standard deviation, 0 where the pixel was observed; for several samples, or a
+        network that states its error.
+    clear_count: (y, x) dates that show the ground clearly. provenance: (y, x) `NODATA`, `OBSERVED`, `RECONSTRUCTED`.
     """
     import xarray
 
     require("dask.array", extra="cluster", purpose="lazy arrays")
-    remover = retiled(remover, SceneOptions(tile=tile, overlap=overlap))
+    asked = SceneOptions(**options)
+    remover = scene_remover(remover, asked)
     cube = open_cube(array, remover)
-    _, count, height, width = cube.shape
-    windows = plan_windows(height, width, tile=remover.tile_size, overlap=remover.options.overlap)
-    remover.check_numbers(steps, samples, seed)
-    spread = extras and (samples > 1 or remover.states_error)
-    job = Job(height, width, remover.options.overlap, cube.bands, cube.days, steps, seed, samples, spread, extras)
-    date = find_reference(reference, cube)
+    remover.check_numbers(asked.steps, 1 if asked.samples is None else asked.samples, asked.seed)
+    plan = cube_plan(cube, remover, asked, extras=extras)
     mask = mask_data(cloud_mask, cube)
-    if date is not None and mask is None and not remover.matches_dates:
-        if date != "auto":
+    if len(plan.windows) == 1 or cube.shape[0] == 1 or not remover.matches_dates:
+        scene_match = False
+    if reference is not None and mask is None and not remover.matches_dates:
+        if str(reference).lower() not in ("auto", "none"):
             raise ConfigError(
-                f"reference={reference!r} keeps that date's clear pixels, but its cloud mask is unknown and this "
+                f"reference={reference!r} keeps the clear pixels of that date, but its cloud mask is unknown and this "
                 "model has no cloud head. Give cloud_mask, or use reference=None."
             )
-        date = None  # the paper's networks make a new image
-    edge = chunks
-    if edge is None:  # a scene of one tile is one chunk
-        edge = max(height, width) if len(windows) == 1 else remover.tile_size - job.overlap
-    if edge < 1:
+        reference = None  # networks without cloud head give a new image
+    if str(reference).lower() != "auto":
+        date = find_reference(reference, cube.names, [None] * cube.shape[0], None)
+        plan = _referred(plan, date, scene_match if isinstance(scene_match, SceneMatch) else None, extras)
+    regions = _graph(cube, plan, remover, mask, _edge(chunks, plan), reference, scene_match, extras)
+    return xarray.Dataset(_variables(cube, regions, plan, extras))
+
+
+def cube_plan(cube: Cube, remover: CloudRemover, options: SceneOptions, *, extras: bool) -> ScenePlan:
+    """Return the plan of a cube before its overview is known."""
+    samples = options.samples or 1
+    dates, _, height, width = cube.shape
+    return ScenePlan(
+        shape=(height, width),
+        bands=cube.bands,
+        codings=((cube.coding,) * len(cube.bands),) * dates,
+        days=cube.days,
+        reference=None,
+        match=None,
+        tile=remover.tile_size,
+        overlap=remover.options.overlap,
+        steps=options.steps,
+        seed=options.seed,
+        samples=samples,
+        clouds=tuple(range(dates)) if extras else (),
+        spread=extras and (samples > 1 or remover.states_error),
+    )
+
+
+def _referred(plan: ScenePlan, reference: int | None, match: SceneMatch | None, extras: bool) -> ScenePlan:
+    clouds = plan.clouds if extras or reference is None else (reference,)
+    return replace(plan, reference=reference, match=match, clouds=clouds)
+
+
+def _edge(chunks: int | None, plan: ScenePlan) -> int:
+    """Return the edge of the chunks of the result; a scene of one tile is one chunk."""
+    if chunks is None:
+        return max(plan.shape) if len(plan.windows) == 1 else plan.tile - plan.overlap
+    if chunks < 1:
         raise ConfigError(f"chunks is {chunks}; expected the edge of a chunk in pixels, at least 1.")
-    if len(windows) == 1 or cube.shape[0] == 1 or not remover.matches_dates:
-        scene_match = False
-    regions = _graph(cube, job, Shipment(remover), windows, date, mask, edge, scene_match)
-    floats, whole = (count, height, width), (height, width)
-    variables = {
-        "clear": result_array(
-            cube, _joined(regions, "clear", floats, np.float32), name="clear", long_name="reflectance", units="1"
-        )
-    }
-    if spread:
-        variables["uncertainty"] = result_array(
-            cube, _joined(regions, "uncertainty", floats, np.float32), name="uncertainty",
-            long_name="standard deviation to be expected", units="1",
-        )  # fmt: skip
-    planes = (("clear_count", "dates that saw the ground"), ("provenance", PROVENANCE_TEXT))
-    for name, text in planes if extras else ():
-        plane = _joined(regions, name, whole, np.uint8)
-        variables[name] = result_array(cube, plane, name=name, band=False, long_name=text)
-    return xarray.Dataset(variables)
+    return chunks
+
+
+def _variables(cube: Cube, regions: Regions, plan: ScenePlan, extras: bool) -> dict[str, xr.DataArray]:
+    floats = (len(plan.bands), *plan.shape)
+    joined = _joined(regions, "clear", floats, np.float32)
+    found = {"clear": result_array(cube, joined, name="clear", long_name="reflectance", units="1")}
+    if plan.spread:
+        joined = _joined(regions, "uncertainty", floats, np.float32)
+        text = "expected standard deviation"
+        found["uncertainty"] = result_array(cube, joined, name="uncertainty", long_name=text, units="1")
+    planes = {"clear_count": "dates that show the ground clearly", "provenance": PROVENANCE_TEXT}
+    for name, text in planes.items() if extras else ():
+        plane = _joined(regions, name, plan.shape, np.uint8)
+        found[name] = result_array(cube, plane, name=name, band=False, long_name=text)
+    return found
+
+
+# ------------------------------------------------------------------------------------------------ tasks
+
+
+def find_plan(
+    remover: CloudRemover,
+    cube: Cube,
+    plan: ScenePlan,
+    reference: Reference,
+    match: bool | SceneMatch,
+    numbers: NDArray[Any],
+    masks: NDArray[Any] | None,
+) -> ScenePlan:
+    """Return the plan with the reference date and the match found on the decimated dates."""
+    extras = bool(plan.clouds)
+    with remover.turn:
+        overview = cube_scene(cube, numbers, masks).as_overview(remover)
+        date = find_reference(reference, cube.names, [None] * len(cube.names), overview.clear_share)
+        chosen = str(reference).lower() == "auto"
+        name = "" if date is None else cube.names[date]
+        date = check_reference(date, remover, overview, chosen=chosen, name=name, notice=lambda text: None)
+        fitted = match if isinstance(match, SceneMatch) else None
+        if match is True:
+            fitted = overview.match(remover, date, plan.shape)
+    return _referred(plan, date, fitted, extras)
+
+
+def compute_tile(
+    remover: CloudRemover,
+    cube: Cube,
+    plan: ScenePlan,
+    window: Window,
+    numbers: NDArray[Any],
+    masks: NDArray[Any] | None,
+) -> tuple[Any, ...] | None:
+    """Return one raw tile as arrays, from its stored numbers (T, C, h, w) and masks (T, h, w); None without data."""
+    check_counts(numbers, cube.coding)
+    given = [None] * len(numbers) if masks is None else [one != 0 for one in masks]
+    read = SceneWindow(numbers=list(numbers), masks=given)
+    with intra_op_threads(1):
+        (tile,) = predict_windows(plan, remover, lambda windows: [read], [window])
+    return None if tile is None else as_arrays(tile)
+
+
+def finish_chunk(
+    plan: ScenePlan, threshold: float, area: Window, windows: Sequence[Window], tiles: Sequence[tuple[Any, ...] | None]
+) -> dict[str, NDArray[Any]]:
+    """Return the finished variables of one chunk from the tiles that touch it, in the order of `plan_windows`."""
+    pending = Pending(plan, area, "cpu")
+    for window, tile in zip(windows, tiles, strict=True):
+        if tile is not None:
+            pending.add(window, RawTile.of(tile))
+    part = pending.finished(area.height, threshold)
+    found = {"clear": part.clear.numpy(), "provenance": part.provenance().numpy()}
+    if len(plan.clouds) == len(plan.codings):
+        found["clear_count"] = part.count(threshold).numpy()
+    if part.spread is not None:
+        found["uncertainty"] = part.spread.numpy()
+    return found
 
 
 # ------------------------------------------------------------------------------------------------ the graph
 
+Regions = list[list[tuple[Window, Any]]]
+"""Chunks of the result, row by row: (window, delayed mapping of variable -> array)."""
+
 
 def _graph(
     cube: Cube,
-    job: Job,
-    shipment: Shipment,
-    windows: Sequence[Window],
-    date: int | str | None,
+    plan: ScenePlan,
+    remover: CloudRemover,
     mask: Any,
     edge: int,
+    reference: Reference,
     match: bool | SceneMatch,
-) -> list[list[tuple[Window, Any]]]:
-    """Return the chunks of the result, row by row: (window, delayed mapping of name -> array)."""
+    extras: bool,
+) -> Regions:
     import dask
     import dask.array as da
     from dask.base import tokenize
 
     data = cube.data if cube.lazy else da.from_array(cube.data, chunks=(-1, -1, edge, edge))
     masks = mask if mask is None or not isinstance(mask, np.ndarray) else da.from_array(mask, chunks=(-1, edge, edge))
-    token = tokenize(
-        data.name, None if masks is None else masks.name, shipment, job, cube.coding, date, windows, edge, match
-    )
-    model = dask.delayed(hand_over)(shipment, dask_key_name=f"sader-model-{shipment.checksum[:32]}")
-    guidance: Any = Guidance(None if isinstance(date, str) else date, match if isinstance(match, SceneMatch) else None)
-    if date == "auto" or match is True:
-        guidance = dask.delayed(look)(
-            model, job, cube.coding, date, match is True, *_decimated(data, masks, job),
-            dask_key_name=f"sader-look-{token}",
-        )  # fmt: skip
-    tile = dask.delayed(tile_of_array, pure=False)
+    bare = replace(cube, data=None, layout=None)  # type: ignore[arg-type]  # tasks need the metadata alone
+    token = tokenize(data.name, None if masks is None else masks.name, remover, plan, cube.coding, edge, match)
+    model = dask.delayed(_same)(remover, dask_key_name=f"sader-model-{remover.checksum[:32]}")
+    settled: Any = plan
+    if str(reference).lower() == "auto" or match is True:
+        small = _decimated(data, masks, plan)
+        settled = dask.delayed(find_plan)(
+            model, bare, plan, reference, match, *small, dask_key_name=f"sader-overview-{token}"
+        )
+    tile = dask.delayed(compute_tile, pure=False)
     tiles = [
         tile(
             model,
-            job,
+            bare,
+            settled,
             window,
-            guidance,
-            cube.coding,
             _piece(data[..., *window.slices]),
             None if masks is None else _piece(masks[..., *window.slices]),
             dask_key_name=f"sader-tile-{token}-{window.row:06d}-{window.col:06d}",
         )
-        for window in windows
+        for window in plan.windows
     ]
-    region = dask.delayed(finish_region, pure=False)
+    chunk = dask.delayed(finish_chunk, pure=False)
+    threshold = remover.options.cloud_threshold
     rows = []
-    for top in range(0, job.height, edge):
+    height, width = plan.shape
+    for top in range(0, height, edge):
         row = []
-        for left in range(0, job.width, edge):
-            place = Window(top, left, min(edge, job.height - top), min(edge, job.width - left))
-            near = [index for index, window in enumerate(windows) if common(place, window) is not None]
-            made = region(
-                model,
-                job,
-                place,
-                guidance,
-                [windows[index] for index in near],
-                [tiles[index] for index in near],
-                dask_key_name=f"sader-region-{token}-{top:06d}-{left:06d}",
-            )
-            row.append((place, made))
+        for left in range(0, width, edge):
+            area = Window(top, left, min(edge, height - top), min(edge, width - left))
+            near = [index for index, window in enumerate(plan.windows) if common(area, window) is not None]
+            windows, parts = [plan.windows[index] for index in near], [tiles[index] for index in near]
+            key = f"sader-chunk-{token}-{top:06d}-{left:06d}"
+            row.append((area, chunk(settled, threshold, area, windows, parts, dask_key_name=key)))
         rows.append(row)
     return rows
 
 
-def _piece(data: Any) -> Any:
-    """Return a slice of a dask array as one delayed NumPy array; the tasks that read the array keep their names, so
-    tiles share them.
+def _same(remover: CloudRemover) -> CloudRemover:
+    """Return the remover: the task that every tile depends on."""
+    return remover
 
-    The parts are copied: a slice of a NumPy array is a view, and keeps its whole chunk in memory.
+
+def _piece(data: Any) -> Any:
+    """Return a slice of a dask array as one delayed NumPy array.
+
+    The tasks that read the array keep their names, so that tiles share them. The parts are copied: a slice of a NumPy
+    array is a view, and keeps its whole chunk in memory.
     """
     parts = data.map_blocks(np.array, dtype=data.dtype, meta=data._meta)
     return parts.rechunk(data.shape).to_delayed(optimize_graph=False).item()
 
 
-def _decimated(data: Any, masks: Any, job: Job) -> tuple[Any, Any]:
-    """Return the data and masks at every n-th pixel, delayed.
+def _decimated(data: Any, masks: Any, plan: ScenePlan) -> tuple[Any, Any]:
+    """Return the data and masks of the overview, delayed.
 
-    The dates are read a second time for it, under other names: were the tiles to wait for this look with the chunks
-    they share, the whole scene would wait in memory.
+    The dates are read a second time for it, under other names: if the tiles shared its chunks, the whole scene would
+    wait in memory for the overview.
     """
     from dask.graph_manipulation import clone
 
-    every = decimation(job.height, job.width)
+    every = decimation(*plan.shape)
     return _piece(clone(data)[..., *every]), None if masks is None else _piece(clone(masks)[..., *every])
 
 
-def _joined(regions: list[list[tuple[Window, Any]]], name: str, shape: tuple[int, ...], dtype: type) -> Any:
+def _joined(regions: Regions, name: str, shape: tuple[int, ...], dtype: type) -> Any:
     """Return one variable of all chunks as a dask array."""
     import dask.array as da
 
@@ -255,9 +312,9 @@ def _joined(regions: list[list[tuple[Window, Any]]], name: str, shape: tuple[int
         [
             [
                 da.from_delayed(
-                    made[name], (*shape[:-2], place.height, place.width), dtype=dtype, name=f"{made.key}-{name}"
+                    made[name], (*shape[:-2], area.height, area.width), dtype=dtype, name=f"{made.key}-{name}"
                 )
-                for place, made in row
+                for area, made in row
             ]
             for row in regions
         ]

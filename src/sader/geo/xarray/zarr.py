@@ -1,38 +1,93 @@
-"""Zarr in, Zarr out: a cube of dates is read, cleared and written chunk by chunk, never held as a whole.
+"""Zarr in, Zarr out: the scene loop with a Zarr store as source and sink.
 
-Not from the paper. The result is stored like the input (type, scale, offset, nodata) and appears under its name only
-when it is whole.
+The result is stored like the input (type, scale, offset, nodata). It appears under its name only when it is complete.
 """
 
 from __future__ import annotations
 
-import contextlib
 import shutil
 import time
 import warnings
 from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
+from torch import Tensor
 
 from sader.errors import DataError, OutputError, ValueRangeError, require
-from sader.geo.scene.rows import NODATA, OBSERVED, RECONSTRUCTED
-from sader.geo.scene.run import Notice, SceneOptions, SceneReport, retiled
-from sader.geo.stack import StackWindow, ValueCoding
-from sader.geo.values import encode, fill_value, for_network
-from sader.geo.xarray.cluster import connect
-from sader.geo.xarray.cube import Cube, find_reference, look_from_afar, mask_data, open_cube
-from sader.geo.xarray.lazy import clear_dataset
-from sader.geo.xarray.tasks import decoded_window
+from sader.files import sync_folder
+from sader.geo.scene.cog import writing
+from sader.geo.scene.options import SceneOptions
+from sader.geo.scene.resume import PROVENANCE
+from sader.geo.scene.run import SceneReport, scene_remover
+from sader.geo.xarray.cluster import cluster_executor
+from sader.geo.xarray.cube import Cube, check_counts, cube_scene, mask_data, open_cube, result_array
+from sader.geo.xarray.lazy import PROVENANCE_TEXT, cube_plan
+from sader.inference.scene import (
+    FinishedRows,
+    ScenePlan,
+    SceneWindow,
+    check_reference,
+    find_reference,
+    local_executor,
+    run_rows,
+)
 from sader.inference.scene_match import decimation
-from sader.inference.tiling import Progress, plan_windows
+from sader.inference.tiling import Notice, Progress, Window
+from sader.inference.values import ValueCoding, fill_value
 
 if TYPE_CHECKING:
     import xarray as xr
 
     from sader.inference.remover import CloudRemover
+
+MARKER = ".sader-work"
+"""File that marks an unfinished store as ours."""
+
+
+@dataclass(frozen=True)
+class CubeScene:
+    """A lazy cube as the source of the scene loop."""
+
+    cube: Cube
+    masks: Any
+    """(T, H, W), lazy; None where the model estimates the clouds."""
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        return self.cube.shape[2:]
+
+    @property
+    def bands(self) -> tuple[str, ...]:
+        return self.cube.bands
+
+    @property
+    def codings(self) -> tuple[tuple[ValueCoding, ...], ...]:
+        return ((self.cube.coding,) * len(self.cube.bands),) * self.cube.shape[0]
+
+    @property
+    def days(self) -> tuple[float, ...] | None:
+        return self.cube.days
+
+    def read(self, window: Window) -> SceneWindow:
+        """Return all dates of a window as they are stored."""
+        numbers, masks = self.part(window.slices)
+        check_counts(numbers, self.cube.coding)
+        given = [None] * len(numbers) if masks is None else [one != 0 for one in masks]
+        return SceneWindow(numbers=list(numbers), masks=given)
+
+    def part(self, place: tuple[slice, slice]) -> tuple[NDArray[Any], NDArray[Any] | None]:
+        """Return stored numbers (T, C, h, w) and masks (T, h, w)."""
+        import dask
+
+        masks = None if self.masks is None else self.masks[..., *place]
+        numbers, given = dask.compute(self.cube.data[..., *place], masks, scheduler="synchronous")
+        return np.asarray(numbers), None if given is None else np.asarray(given)
 
 
 def clear_zarr(
@@ -47,69 +102,190 @@ def clear_zarr(
     progress: Progress | None = None,
     notice: Notice | None = None,
 ) -> SceneReport:
-    """Write the clear image of the dates in a Zarr store as another Zarr store and return what was done.
+    """Write the clear image of the dates in a Zarr store as another Zarr store and return the report.
 
     options: as for files; uncertainty, count and provenance become variables (`clear_count` for the count).
     variable: name of the (time, band, y, x) variable; None = the only one, or all (time, y, x) ones as bands.
     mask: name of a (time, y, x) variable, True = cloud or shadow.
-    address: of a dask scheduler, as for `clear_stack_on_dask`; None = the active client or scheduler, else one tile
-        after the other here.
-    progress: called with (tiles done, tiles in all), except on a cluster; notice: with what the user should know.
+    address: of a dask scheduler (`cluster.connect`); None = threads of this process.
+    progress: called with (tiles done, tiles in all); notice: called with messages for the user.
     """
     options = options or SceneOptions()
-    started, said = time.perf_counter(), list[str]()
+    started, messages = time.perf_counter(), list[str]()
 
     def say(text: str) -> None:
-        said.append(text)
+        messages.append(text)
         (notice or (lambda text: warnings.warn(text, stacklevel=3)))(text)
 
     target = check_zarr_output(out, overwrite=options.overwrite)
+    remover = scene_remover(remover, options)
+    if options.samples is None and remover.states_error:
+        options = replace(options, samples=1)
+    numbers = remover.check_numbers(options.steps, options.sample_count, options.seed)
     array, masks = read_zarr(path, variable=variable, mask=mask)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         cube = open_cube(array, remover)
     for one in caught:
         say(str(one.message))
-    with _scheduler(address) as scheduler:
-        look = _look(cube, mask_data(masks, cube), scheduler)
-        if not look.valid.any() and not _any_valid(cube, scheduler):
-            raise ValueRangeError(f"no date of {path} has a valid pixel; there is nothing to make. Check its nodata.")
-        own = retiled(remover, options)
-        afar = look_from_afar(own, look, cube.bands, cube.shape[2:])
-        reference = _reference(cube, look, afar.clear_share, remover, options, say)
-        match = own.scene_match(
-            for_network(afar.cloudy), valid=afar.valid, cloud=afar.cloud, reference=reference, shape=cube.shape[2:]
-        )
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # said above
-            made = clear_dataset(
-                array, remover, reference=reference, cloud_mask=masks, tile=options.tile, overlap=options.overlap,
-                seed=options.seed, samples=options.sample_count, steps=options.steps,
-                scene_match=False if match is None else match,
-            )  # fmt: skip
-        pixels = _write(made, target, cube.coding, options, scheduler, progress)
-    height, width = cube.shape[2:]
-    names = tuple(str(time)[:19] for time in (range(cube.shape[0]) if cube.times is None else cube.times))
+    source = CubeScene(cube, mask_data(masks, cube))
+    plan, shares = _planned(source, remover, options, say, path)
+    make = partial(local_executor, threads=options.threads) if address is None else partial(cluster_executor, address)
+    with _part(target) as part:
+        sink = ZarrRows(part, cube, plan, options, remover.options.cloud_threshold)
+        with make(plan, remover, source) as executor:
+            device = remover.device if address is None else "cpu"
+            run_rows(plan, executor, sink, threshold=sink.threshold, device=device, progress=progress)
+        _replace(part, target, overwrite=options.overwrite)
     return SceneReport(
         output=str(target),
         files=(str(target),),
-        reference=None if reference is None else names[reference],
-        reference_index=reference,
-        dates=names,
+        reference=None if plan.reference is None else cube.names[plan.reference],
+        reference_index=plan.reference,
+        dates=tuple(cube.names),
         bands=cube.bands,
-        size=(height, width),
-        tiles=len(plan_windows(height, width, tile=own.tile_size, overlap=own.options.overlap)),
-        pixels=pixels,
-        clear_share=tuple(round(float(share), 4) for share in afar.clear_share),
-        model=remover.config.name,
-        steps="+".join(map(str, own.check_numbers(options.steps, options.sample_count, options.seed))).removesuffix(
-            "+0"
-        ),
+        size=plan.shape,
+        tiles=len(plan.windows),
+        pixels=sink.pixels,
+        clear_share=shares,
+        model=options.model_name or remover.config.name,
+        steps="+".join(map(str, numbers)).removesuffix("+0"),
         seed=options.seed,
         samples=options.sample_count,
         seconds=time.perf_counter() - started,
-        notices=tuple(said),
+        notices=tuple(messages),
     )
+
+
+def _planned(
+    source: CubeScene, remover: CloudRemover, options: SceneOptions, notice: Notice, path: str | Path
+) -> tuple[ScenePlan, tuple[float, ...]]:
+    """Return the plan and the clear share of each date, from the overview."""
+    cube = source.cube
+    overview = cube_scene(cube, *source.part(decimation(*source.shape))).as_overview(remover)
+    if not overview.valid.any() and not _any_valid(source):
+        raise ValueRangeError(f"no date of {path} has a valid pixel. Check its nodata value (_FillValue).")
+    wanted = options.reference
+    date = find_reference(wanted, cube.names, [None] * cube.shape[0], overview.clear_share)
+    chosen = isinstance(wanted, str) and wanted.lower() == "auto"
+    if date is not None:
+        date = check_reference(date, remover, overview, chosen=chosen, name=cube.names[date], notice=notice)
+    plan = cube_plan(cube, remover, replace(options, samples=options.sample_count), extras=True)
+    match = overview.match(remover, date, plan.shape)
+    clouds = plan.clouds if options.count else () if date is None else (date,)
+    plan = replace(plan, reference=date, match=match, clouds=clouds, spread=plan.spread and options.uncertainty)
+    return plan, tuple(round(float(share), 4) for share in overview.clear_share)
+
+
+def _any_valid(source: CubeScene) -> bool:
+    """Whether any pixel has data, for scenes of which the overview has none."""
+    height, width = source.shape
+    strips = (source.part((slice(top, top + 256), slice(0, width)))[0] for top in range(0, height, 256))
+    return any(bool(cube_scene(source.cube, numbers, None).valid.any()) for numbers in strips)
+
+
+class ZarrRows:
+    """The sink of the scene loop for a Zarr store."""
+
+    def __init__(self, part: Path, cube: Cube, plan: ScenePlan, options: SceneOptions, threshold: float) -> None:
+        import zarr
+
+        self.coding, self.plan, self.threshold = cube.coding, plan, threshold
+        self.pixels = dict.fromkeys(PROVENANCE, 0)
+        self.names = ["clear"]
+        self.names += ["uncertainty"] if plan.spread else []
+        self.names += [
+            name for name, yes in (("clear_count", options.count), ("provenance", options.provenance)) if yes
+        ]
+        self._create(part, cube)
+        self.store: Any = zarr.open_group(str(part), mode="r+")
+
+    def _create(self, part: Path, cube: Cube) -> None:
+        """Write the metadata and coordinates of the store, without data."""
+        import dask.array as da
+        import xarray
+
+        edge = max(self.plan.shape) if len(self.plan.windows) == 1 else self.plan.tile - self.plan.overlap
+        texts = {"clear_count": "dates that show the ground clearly", "provenance": PROVENANCE_TEXT}
+        variables = {}
+        for name in self.names:
+            band = name not in texts
+            shape = (len(self.plan.bands), *self.plan.shape) if band else self.plan.shape
+            kind = self.coding.dtype if name == "clear" else "float32" if band else "uint8"
+            empty = da.zeros(shape, dtype=kind, chunks=(-1, edge, edge) if band else edge)
+            text = "reflectance" if name == "clear" else texts.get(name, "expected standard deviation")
+            units = {"units": "1"} if band else {}
+            variables[name] = result_array(cube, empty, name=name, band=band, long_name=text, **units)
+        attrs = variables["clear"].attrs
+        if not self.coding.is_integer and self.coding.scale == 1.0 and self.coding.offset == 0.0:
+            attrs["_FillValue"] = np.dtype(self.coding.dtype).type(fill_value(self.coding))
+        else:
+            attrs.update(scale_factor=self.coding.scale, add_offset=self.coding.offset)
+            attrs["_FillValue"] = np.dtype(self.coding.dtype).type(fill_value(self.coding))
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", message=".*Zarr (V3|format 3)")  # text as band names
+            xarray.Dataset(variables).to_zarr(part, mode="a", consolidated=False, compute=False)
+
+    def write(self, top: int, left: int, part: FinishedRows) -> None:
+        """Write a rectangle of finished rows."""
+        own = () if self.plan.reference is None else self.plan.codings[self.plan.reference]
+        provenance = part.provenance().cpu().numpy()
+        values = {"clear": part.encoded(self.coding, own), "provenance": provenance}
+        if "clear_count" in self.names:
+            values["clear_count"] = part.count(self.threshold).cpu().numpy()
+        if part.spread is not None:
+            values["uncertainty"] = part.spread.cpu().numpy()
+        height, width = provenance.shape
+        for name in self.names:
+            self.store[name][..., top : top + height, left : left + width] = values[name]
+        found = np.bincount(provenance.ravel(), minlength=len(PROVENANCE))
+        for name, code in PROVENANCE.items():
+            self.pixels[name] += int(found[code])
+
+    def end_rows(self, strip: int, unfinished: tuple[Tensor, Tensor]) -> None:
+        """Nothing is kept for a later run."""
+
+
+@contextmanager
+def _part(target: Path) -> Iterator[Path]:
+    """Yield the folder of an unfinished store, empty and marked; it is removed in the end."""
+    part = target.with_name(f".{target.name}.part")
+    with writing(target):
+        _discard(part)
+        part.mkdir()
+        (part / MARKER).touch()
+        try:
+            yield part
+        finally:
+            _discard(part)
+
+
+def _discard(folder: Path) -> None:
+    """Delete an unfinished store; refuse a link, and a folder that is not ours."""
+    if not folder.is_symlink() and not folder.exists():
+        return
+    if folder.is_symlink() or not (folder / MARKER).is_file():
+        raise OutputError(
+            f"{folder} is no unfinished store of sader; it is left as it is. Move it away, or choose another name."
+        )
+    shutil.rmtree(folder)
+
+
+def _replace(part: Path, target: Path, *, overwrite: bool) -> None:
+    """Give the finished store its name; an old one stays until the new one has it."""
+    old = target.with_name(f".{target.name}.part")
+    if target.exists():
+        if not overwrite:
+            raise OutputError(f"{target} exists. Use --overwrite to replace it, or choose another name.")
+        old = target.with_name(f".{target.name}.old")
+        _discard(old)
+        (target / MARKER).touch()
+        target.rename(old)
+    (part / MARKER).unlink()
+    part.rename(target)
+    sync_folder(target.parent)
+    if old != part:
+        _discard(old)
 
 
 def read_zarr(
@@ -131,27 +307,12 @@ def read_zarr(
     return _cube(dataset, path, variable), None if mask is None else _named(dataset, mask, path)
 
 
-def encoded(clear: xr.DataArray, coding: ValueCoding) -> xr.DataArray:
-    """Return reflectance as stored numbers with CF attributes that say how to read them; lazily."""
-
-    def numbers(image: NDArray[np.float32]) -> NDArray[Any]:
-        seen: NDArray[np.bool_] = np.asarray(np.isfinite(image).all(axis=0))
-        return np.asarray(encode(image, seen, coding))
-
-    made = clear.copy(data=clear.data.map_blocks(numbers, dtype=np.dtype(coding.dtype)))
-    made.encoding = dict(clear.encoding)
-    if np.dtype(coding.dtype).kind != "f" or coding.scale != 1.0 or coding.offset != 0.0:
-        made.attrs.update(scale_factor=coding.scale, add_offset=coding.offset)
-    made.attrs["_FillValue"] = np.dtype(coding.dtype).type(fill_value(coding))
-    return made
-
-
 def check_zarr_output(out: str | Path, *, overwrite: bool) -> Path:
     """Return the output's path; refuse now what cannot be written later."""
     target = Path(out)
     if "://" in str(out):
         raise OutputError(
-            f"{out} is no local folder. To write elsewhere: sader.geo.xarray.lazy.clear(...).to_zarr(url)."
+            f"{out} is not a local folder. To write elsewhere: sader.geo.xarray.lazy.clear(...).to_zarr(url)."
         )
     if target.suffix.lower() != ".zarr":
         raise OutputError(f"the output is {target}; expected a name that ends in .zarr, as the input is a Zarr store.")
@@ -164,120 +325,6 @@ def check_zarr_output(out: str | Path, *, overwrite: bool) -> Path:
     except OSError as error:
         raise OutputError(f"cannot write into {target.parent}: {error.strerror}. Choose another folder.") from error
     return target
-
-
-# ------------------------------------------------------------------------------------------------ the steps
-
-
-def _reference(
-    cube: Cube,
-    look: StackWindow,
-    shares: NDArray[np.float64],
-    remover: CloudRemover,
-    options: SceneOptions,
-    say: Notice,
-) -> int | None:
-    """Return the date to clean; shares: how much of the scene each date shows."""
-    date = find_reference(options.reference, cube)
-    if date == "auto":
-        unknown = not remover.matches_dates and any(mask is None for mask in look.masks)
-        if unknown:
-            say("this model has no cloud head and no mask is given, so no date can be cleaned: a new image is made.")
-        date = None if unknown else int(shares.argmax())
-    assert not isinstance(date, str)
-    return date
-
-
-def _look(cube: Cube, mask: Any, scheduler: Any) -> StackWindow:
-    import dask
-
-    every = decimation(*cube.shape[2:])
-    raw, given = dask.compute(cube.data[..., *every], None if mask is None else mask[..., *every], scheduler=scheduler)
-    return decoded_window(raw, given, cube.coding)
-
-
-def _any_valid(cube: Cube, scheduler: Any) -> bool:
-    """Whether any pixel has data, for scenes of which the look from afar sees none."""
-    from sader.geo.values import is_data
-
-    seen = cube.data.map_blocks(is_data, cube.coding, dtype=bool)
-    return bool(seen.any().compute(scheduler=scheduler))
-
-
-def _write(
-    made: xr.Dataset,
-    target: Path,
-    coding: ValueCoding,
-    options: SceneOptions,
-    scheduler: Any,
-    progress: Progress | None,
-) -> dict[str, int]:
-    """Write the store under another name, then give it its own; return the pixels by what became of them."""
-    import dask
-    import dask.array as da
-
-    asked = {"uncertainty": options.uncertainty, "clear_count": options.count, "provenance": options.provenance}
-    wanted = made[["clear", *(name for name, yes in asked.items() if yes and name in made)]]
-    wanted["clear"] = encoded(made["clear"], coding)
-    codes = {"nodata": NODATA, "observed": OBSERVED, "reconstructed": RECONSTRUCTED}
-    part = target.with_name(f".{target.name}.part")
-    shutil.rmtree(part, ignore_errors=True)
-    try:
-        with warnings.catch_warnings(), _counted(made, progress):
-            warnings.filterwarnings("ignore", message="Sending large graph")  # that is the model, once
-            warnings.filterwarnings("ignore", message=".*Zarr (V3|format 3)")  # strings as band names
-            store = wanted.to_zarr(part, mode="w", consolidated=False, compute=False)
-            _, counts = dask.compute(
-                store, da.bincount(made["provenance"].data.ravel(), minlength=3), scheduler=scheduler
-            )
-        _replace(part, target)
-    except OSError as error:
-        reason = error.strerror or error
-        raise OutputError(f"cannot write {target}: {reason}. Free space or choose another folder.") from error
-    finally:
-        shutil.rmtree(part, ignore_errors=True)
-    return {name: int(counts[code]) for name, code in codes.items()}
-
-
-@contextlib.contextmanager
-def _scheduler(address: str | None) -> Iterator[Any]:
-    """Yield what dask should compute with."""
-    from dask.base import get_scheduler
-
-    if address is not None:
-        with connect(address) as client:
-            yield client
-    else:
-        # Tiles side by side in one process would each need their memory, and torch uses all cores for one.
-        yield None if get_scheduler() is not None else "synchronous"
-
-
-@contextlib.contextmanager
-def _counted(made: xr.Dataset, progress: Progress | None) -> Iterator[None]:
-    """Tell `progress` about each finished tile, where the work is done in this process."""
-    from dask.callbacks import Callback
-
-    total = sum("sader-tile" in str(key) for key in dict(made["clear"].__dask_graph__() or {}))
-    done = 0
-
-    def finished(key: Any, result: Any, graph: Any, state: Any, worker: Any) -> None:
-        nonlocal done
-        if progress is not None and "sader-tile" in str(key):
-            done += 1
-            progress(min(done, total), total)
-
-    with Callback(posttask=finished):
-        yield
-
-
-def _replace(part: Path, target: Path) -> None:
-    """Give the finished store its name; an old one is there until the new one is."""
-    old = target.with_name(f".{target.name}.old")
-    shutil.rmtree(old, ignore_errors=True)
-    if target.exists():
-        target.rename(old)
-    part.rename(target)
-    shutil.rmtree(old, ignore_errors=True)
 
 
 def _cube(dataset: xr.Dataset, path: str | Path, variable: str | None) -> xr.DataArray | xr.Dataset:

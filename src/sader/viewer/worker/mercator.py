@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sader.errors import require
-from sader.geo.stack import Grid
+from sader.geo.grid import Grid
 from sader.viewer.problems import NotFoundError
 
 WORLD = 20037508.342789244

@@ -14,7 +14,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sader.errors import BandError
-from sader.geo.stack import DateSource, Grid
+from sader.geo.grid import Grid
+from sader.geo.stack import DateSource
 from sader.inference.tiling import Window
 from sader.viewer.problems import NotFoundError
 
@@ -155,7 +156,7 @@ def read_numbers(path: str, window: Window, grid: Grid, *, categories: bool) -> 
     """Return the stored values (C, h, w) of an output layer in a window of a reduced grid."""
     from sader.errors import require
     from sader.geo.read.raster import read_bands, reading
-    from sader.geo.stack import ValueCoding
+    from sader.inference.values import ValueCoding
 
     rasterio = require("rasterio", extra="geo", purpose="reading GeoTIFF")
     with reading(path), rasterio.open(path) as dataset:

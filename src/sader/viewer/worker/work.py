@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from sader.errors import require
-from sader.geo.stack import DateSource, Grid
+from sader.geo.grid import Grid
+from sader.geo.stack import DateSource
 from sader.inference.tiling import Window
 from sader.viewer.problems import NotFoundError, RequestError, TooLargeError, for_clients
 from sader.viewer.security.folder import DataFolder
@@ -112,13 +113,13 @@ class SceneWork:
         Baselines without a cloud head estimate none: their shares count nodata and the masks of the files only.
         """
         from sader.geo.align import build_stack
-        from sader.geo.scene.overview import take_look
+        from sader.geo.scene.overview import read_overview
 
         scene = self._open(inputs, reading)
         if scene.shares is None:
             remover, _ = self._load(self.model, self.device)
             stack = build_stack(scene.sources, remover.config.network)
-            shares = dict(zip((s.name for s in stack.sources), take_look(stack, remover).clear_share, strict=True))
+            shares = dict(zip((s.name for s in stack.sources), read_overview(stack, remover).clear_share, strict=True))
             scene.shares = [round(1 - float(shares.get(source.name, 0.0)), 4) for source in scene.sources]
         return scene.shares
 

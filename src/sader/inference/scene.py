@@ -1,0 +1,773 @@
+"""The scene loop: overview, reference date, radiometric match, tiles, rolling blend, finished rows.
+
+Arrays, files, Zarr stores and dask clusters share it. They differ in the source that is read (`SceneSource`), in where
+tiles are computed (`compute_tiles` here, or the workers of a cluster) and in the sink that takes finished rows.
+Nothing in this module reads or writes files.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass, replace
+from functools import cached_property, partial
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from sader.errors import ConfigError, DataError
+from sader.inference.inputs import TileInputs
+from sader.inference.scene_match import SceneMatch, decimation, overview_factor
+from sader.inference.tiling import Blend, Notice, Progress, Window, common, plan_windows
+from sader.inference.values import (
+    HIGHEST,
+    LOWEST,
+    NODATA,
+    OBSERVED,
+    RECONSTRUCTED,
+    REFLECTANCE,
+    ValueCoding,
+    as_tensor,
+    decode,
+    encode,
+)
+
+if TYPE_CHECKING:
+    from sader.inference.options import RemoverOptions
+    from sader.inference.tile import RawTiles
+
+log = logging.getLogger(__name__)
+
+GPU_BATCH = 8
+"""Tiles computed together on a GPU by default; halved where they do not fit."""
+GPU_READERS = 12
+"""Threads that read tiles for a GPU, at most."""
+GPU_WORKERS = 3
+"""Batches under way on a GPU: one is computed while the next ones are read."""
+MISSING = 0.5
+"""Reflectance at nodata and in missing bands: the middle of the model's range."""
+COLUMNS = 1024
+"""Columns finished at a time, which bounds the memory of a wide scene."""
+
+
+class Remover(Protocol):
+    """What the loop needs of `sader.inference.remover.CloudRemover`."""
+
+    device: torch.device
+    options: RemoverOptions
+
+    @property
+    def bands(self) -> tuple[str, ...]: ...
+
+    @property
+    def tile_size(self) -> int: ...
+
+    @property
+    def matches_dates(self) -> bool: ...
+
+    @property
+    def turn(self) -> AbstractContextManager[Any]: ...
+
+    def check_numbers(self, steps: int | str | None, samples: int = 1, seed: int = 0) -> tuple[int, int]: ...
+
+    def estimate_cloud(
+        self,
+        cloudy: NDArray[np.float32],
+        *,
+        valid: NDArray[np.bool_],
+        cloud_mask: Sequence[NDArray[np.bool_] | None],
+        bands: Sequence[str],
+    ) -> NDArray[np.float32]: ...
+
+    def compute(
+        self,
+        inputs: TileInputs,
+        windows: Sequence[Window],
+        *,
+        steps: int,
+        resamplings: int = 0,
+        seed: int = 0,
+        samples: int = 1,
+    ) -> RawTiles: ...
+
+
+# ------------------------------------------------------------------------------------------------ source and overview
+
+
+@dataclass(frozen=True)
+class SceneWindow:
+    """All dates of one window, as they are stored."""
+
+    numbers: Sequence[NDArray[Any]]
+    """One array (C, h, w) of stored numbers for each date."""
+    masks: Sequence[NDArray[np.bool_] | None]
+    """One cloud mask (h, w) for each date, True = cloud or shadow; None where it is unknown."""
+    valid: NDArray[np.bool_] | None = None
+    """(T, h, w), False where a date has no data although its numbers are not nodata; None = nodata decides alone."""
+    aux: NDArray[np.float32] | None = None
+    """(T, A, h, w), auxiliary bands of the paper's networks."""
+
+
+class SceneSource(Protocol):
+    """The dates of one scene, read window by window; `read` is called by several threads at once."""
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """(height, width)"""
+
+    @property
+    def bands(self) -> tuple[str, ...]:
+        """Names of the bands, all of which the model has."""
+
+    @property
+    def codings(self) -> tuple[tuple[ValueCoding, ...], ...]:
+        """How the numbers of each date and band are stored."""
+
+    @property
+    def days(self) -> Sequence[float] | None:
+        """Days since the first date; None where a date is unknown."""
+
+    def read(self, window: Window) -> SceneWindow:
+        """Return all dates of a window."""
+
+
+@dataclass(frozen=True)
+class Overview:
+    """All dates of a scene, decimated to at most `scene_match.OVERVIEW` pixels along the longer edge."""
+
+    cloudy: NDArray[np.float32]
+    """(T, C, h, w) reflectance, 0 where not valid."""
+    valid: NDArray[np.bool_]
+    """(T, h, w)"""
+    cloud: NDArray[np.float32]
+    """(T, h, w) probability of cloud or shadow; NaN where it is unknown."""
+
+    @classmethod
+    def of(
+        cls,
+        remover: Remover,
+        cloudy: NDArray[np.float32],
+        *,
+        valid: NDArray[np.bool_],
+        masks: Sequence[NDArray[np.bool_] | None],
+        bands: Sequence[str],
+    ) -> Overview:
+        """Return the overview of decimated dates, with the clouds that the model finds where no mask is given."""
+        cloud = np.ones(valid.shape, np.float32)
+        if valid.any():
+            # On one core, so that the bits do not depend on the number of cores.
+            with intra_op_threads(1):
+                values = cloudy.clip(LOWEST, HIGHEST)
+                cloud = remover.estimate_cloud(values, valid=valid, cloud_mask=list(masks), bands=bands)
+        return cls(cloudy, valid, cloud)
+
+    @property
+    def clear_share(self) -> NDArray[np.float64]:
+        """(T,): the part of the scene that each date shows clearly. Pixels of unknown state count as clear."""
+        clear = 1 - np.nan_to_num(self.cloud, nan=0.0)
+        return (clear * self.valid).mean(axis=(1, 2), dtype=np.float64)
+
+    def match(self, remover: Remover, reference: int | None, shape: tuple[int, int]) -> SceneMatch | None:
+        """Return the maps that bring all dates to one radiometry.
+
+        None where there is nothing to match: a scene of one tile, one date, or a model that matches no dates.
+        """
+        alone = max(shape) <= remover.tile_size or len(self.cloudy) == 1 or not remover.matches_dates
+        if alone or not self.valid.any():
+            return None
+        with intra_op_threads(1):
+            return SceneMatch.fit(
+                self.cloudy.clip(LOWEST, HIGHEST),
+                valid=self.valid,
+                cloud=self.cloud,
+                reference=reference,
+                factor=overview_factor(*shape),
+            )
+
+
+def find_reference(
+    wanted: str | int | np.datetime64 | None, names: Sequence[str], days: Sequence[str | None], shares: Any
+) -> int | None:
+    """Return the index of the reference date, None for a new image.
+
+    wanted: "auto" (the clearest), "none" or None, an index, a name or the start of exactly one, or a date.
+    days: date of each as YYYY-MM-DD, None where it is unknown. shares: `Overview.clear_share`.
+    """
+    if wanted is None or (isinstance(wanted, str) and wanted.lower() == "none"):
+        return None
+    if isinstance(wanted, int | np.integer) and not isinstance(wanted, bool):
+        if not -len(names) <= wanted < len(names):
+            last = len(names) - 1
+            raise ConfigError(f"reference is {wanted}; there are {len(names)} dates, so it goes from 0 to {last}.")
+        return int(wanted) % len(names)
+    text = str(wanted)
+    if text.lower() == "auto":
+        return int(np.argmax(shares))
+    found = [index for index, (name, day) in enumerate(zip(names, days, strict=True)) if _means(text, name, day)]
+    found = found or [index for index, name in enumerate(names) if name.startswith(text)]
+    if len(found) == 1:
+        return found[0]
+    pairs = zip(names[:12], days, strict=False)
+    known = ", ".join(name if day is None or day in name else f"{name} ({day})" for name, day in pairs)
+    raise ConfigError(
+        f"reference is {text!r}, which fits {len(found) or 'none'} of the dates: {known}. Give one name, a date as "
+        "YYYY-MM-DD, auto or none."
+    )
+
+
+def _means(wanted: str, name: str, day: str | None) -> bool:
+    path = wanted.replace("\\", "/").rstrip("/")
+    last = path.rsplit("/", 1)[-1]
+    if path.endswith(f"/{name}") or last == name or path == name or last.rsplit(".", 1)[0] == name.rsplit(".", 1)[0]:
+        return True
+    digits = "".join(letter for letter in wanted if letter.isdigit())
+    return day is not None and len(digits) == 8 and day.replace("-", "") == digits
+
+
+def check_reference(
+    reference: int | None, remover: Remover, overview: Overview, *, chosen: bool, name: str, notice: Notice
+) -> int | None:
+    """Return the reference date after checking that its clear pixels can be told from clouds.
+
+    chosen: it was chosen automatically; then a new image is made instead of raising.
+    """
+    if reference is None:
+        return None
+    if np.isnan(overview.cloud[reference]).any() and not remover.matches_dates:
+        if not chosen:
+            raise ConfigError(
+                f"reference {name} keeps the clear pixels of that date, but its cloud mask is unknown and this model "
+                "has no cloud head. Give a mask, or use reference none."
+            )
+        notice(
+            "this model has no cloud head and no mask is given, so no date can be cleaned: the result is a new image."
+        )
+        return None
+    if not chosen and not overview.valid[reference].any():
+        raise DataError(f"reference {name} has no valid pixel on the output grid. Choose another date.")
+    return reference
+
+
+# ------------------------------------------------------------------------------------------------ plan and tiles
+
+
+@dataclass(frozen=True)
+class ScenePlan:
+    """What every tile of a scene needs besides its pixels. It can be sent to another process."""
+
+    shape: tuple[int, int]
+    bands: tuple[str, ...]
+    codings: tuple[tuple[ValueCoding, ...], ...]
+    days: tuple[float, ...] | None
+    reference: int | None
+    match: SceneMatch | None
+    tile: int
+    overlap: int
+    steps: int | str | None = None
+    seed: int = 0
+    samples: int = 1
+    clouds: tuple[int, ...] = ()
+    """The dates whose cloud probability is blended."""
+    spread: bool = False
+    """Whether the standard deviation is blended."""
+
+    @cached_property
+    def windows(self) -> list[Window]:
+        """The tiles, row by row."""
+        return plan_windows(*self.shape, tile=self.tile, overlap=self.overlap)
+
+    @cached_property
+    def starts(self) -> list[int]:
+        """The first row of each row of tiles."""
+        return sorted({window.row for window in self.windows})
+
+    @property
+    def channels(self) -> int:
+        """Planes of a tile: image, cloud probabilities, standard deviation."""
+        return len(self.bands) * (2 if self.spread else 1) + len(self.clouds)
+
+    def join(self, image: Tensor, cloud: Tensor, spread: Tensor | None) -> Tensor:
+        """Return the planes (channels, h, w) of one tile; cloud is (T, h, w)."""
+        parts = [image, cloud[list(self.clouds)]]
+        if self.spread:
+            parts.append(torch.zeros_like(image) if spread is None else spread)
+        return torch.cat(parts)
+
+
+class RawTile(NamedTuple):
+    """One computed tile before blending."""
+
+    planes: Tensor
+    """(channels, h, w), as `ScenePlan.join` orders them."""
+    valid: Tensor
+    """bool (T, h, w)"""
+    own: Tensor | None
+    """(C, h, w): the stored numbers of the reference date."""
+
+    @classmethod
+    def of(cls, arrays: tuple[Any, ...]) -> RawTile:
+        """Return the tile of `as_arrays`."""
+        planes, valid, own = arrays
+        return cls(as_tensor(planes), as_tensor(valid), None if own is None else as_tensor(own))
+
+
+def as_arrays(tile: RawTile) -> tuple[Any, ...]:
+    """Return a tile as a tuple of NumPy arrays, which other processes and dask can handle."""
+    return tuple(None if value is None else value.cpu().numpy() for value in tile)
+
+
+@dataclass(frozen=True)
+class _Decoded:
+    """One window in reflectance, on the device of the model."""
+
+    window: Window
+    cloudy: Tensor
+    valid: Tensor
+    own: Tensor | None
+    read: SceneWindow
+
+
+def predict_windows(
+    plan: ScenePlan,
+    remover: Remover,
+    read: Callable[[Sequence[Window]], list[SceneWindow]],
+    windows: Sequence[Window],
+) -> list[RawTile | None]:
+    """Return the tiles of windows of one size; None where no date has data. read: reads all dates of windows."""
+    reads = read(windows)
+    with remover.turn:
+        dates = [_decoded(plan, remover, window, one) for window, one in zip(windows, reads, strict=True)]
+        tiles: list[RawTile | None] = [_without_network(plan, one) for one in dates]
+        todo = [index for index, one in enumerate(dates) if tiles[index] is None and bool(one.valid.any())]
+        for index, tile in zip(todo, _predicted(plan, remover, [dates[index] for index in todo]), strict=True):
+            tiles[index] = tile
+    return tiles
+
+
+def _decoded(plan: ScenePlan, remover: Remover, window: Window, read: SceneWindow) -> _Decoded:
+    numbers = [as_tensor(one).to(remover.device) for one in read.numbers]
+    pairs = [decode(one, codings) for one, codings in zip(numbers, plan.codings, strict=True)]
+    cloudy, valid = torch.stack([values for values, _ in pairs]), torch.stack([there for _, there in pairs])
+    if read.valid is not None:
+        valid &= as_tensor(read.valid).to(remover.device)
+        cloudy.masked_fill_(~valid[:, None], 0.0)
+    return _Decoded(window, cloudy, valid, None if plan.reference is None else numbers[plan.reference], read)
+
+
+def _without_network(plan: ScenePlan, tile: _Decoded) -> RawTile | None:
+    """Return the tile if it needs no network, else None.
+
+    Where the given mask of the reference date calls every pixel with data clear, all of them are kept whatever the
+    network predicts, and neighbouring tiles read the same mask.
+    """
+    if plan.reference is None or any(tile.read.masks[date] is None for date in {plan.reference, *plan.clouds}):
+        return None
+    mask = as_tensor(np.asarray(tile.read.masks[plan.reference])).to(tile.valid.device)
+    kept = tile.valid[plan.reference] & ~mask
+    if not bool((kept | ~tile.valid.any(dim=0)).all()) or not bool(tile.valid.any()):
+        return None
+    planes = plan.join(tile.cloudy[plan.reference], _given_clouds(tile), None)
+    return RawTile(planes, tile.valid, tile.own)
+
+
+def _given_clouds(tile: _Decoded) -> Tensor:
+    """Return the given masks as probabilities (T, h, w), NaN where there is none."""
+    clouds = torch.full(tile.valid.shape, torch.nan, device=tile.valid.device)
+    for date, mask in enumerate(tile.read.masks):
+        if mask is not None:
+            clouds[date] = as_tensor(np.asarray(mask)).to(clouds)
+    return clouds
+
+
+def _predicted(plan: ScenePlan, remover: Remover, tiles: Sequence[_Decoded]) -> list[RawTile]:
+    """Return what the network predicts, in smaller batches where the memory of the device runs out."""
+    if not tiles:
+        return []
+    try:
+        return _from_network(plan, remover, tiles)
+    except torch.OutOfMemoryError as error:
+        if len(tiles) == 1:
+            raise ConfigError(
+                f"the device has not enough memory for one tile of {plan.windows[0].height} pixels with "
+                f"{len(plan.codings)} dates. Use a smaller --tile, fewer dates, or --device cpu."
+            ) from error
+    half = -(-len(tiles) // 2)
+    log.warning("out of memory on the device; continuing with batches of %d", half)
+    torch.cuda.empty_cache()
+    return [*_predicted(plan, remover, tiles[:half]), *_predicted(plan, remover, tiles[half:])]
+
+
+def _from_network(plan: ScenePlan, remover: Remover, tiles: Sequence[_Decoded]) -> list[RawTile]:
+    steps, resamplings = remover.check_numbers(plan.steps, plan.samples, plan.seed)
+    places = [remover.bands.index(band) for band in plan.bands]
+    raw = remover.compute(
+        TileInputs.joined([_inputs(plan, remover, tile, places) for tile in tiles]),
+        [tile.window for tile in tiles],
+        steps=steps,
+        resamplings=resamplings,
+        seed=plan.seed,
+        samples=plan.samples,
+    )
+    found = []
+    for index, tile in enumerate(tiles):
+        cloud = _given_clouds(tile) if raw.cloud is None else raw.cloud[index].float()
+        planes = plan.join(raw.clear[index][places], cloud, raw.spread[index][places])
+        found.append(RawTile(planes, tile.valid, tile.own))
+    return found
+
+
+def _inputs(plan: ScenePlan, remover: Remover, tile: _Decoded, places: list[int]) -> TileInputs:
+    """Return one tile as the model takes it. places: positions of the scene's bands among those of the model."""
+    cloudy, there = tile.cloudy.clamp(LOWEST, HIGHEST), tile.valid[:, None]
+    shape = (len(cloudy), len(remover.bands), *cloudy.shape[2:])
+    full = torch.full(shape, MISSING, device=cloudy.device)
+    full[:, places] = torch.where(there, cloudy, MISSING)
+    present = torch.zeros(len(remover.bands), dtype=torch.bool, device=cloudy.device)
+    present[places] = True
+    change = aux = None
+    if plan.match is not None:
+        change = torch.zeros(shape, device=cloudy.device)
+        change[:, places] = torch.where(there, plan.match.change(tile.window, cloudy), 0.0)
+    if tile.read.aux is not None:
+        aux = torch.where(there, as_tensor(tile.read.aux).to(cloudy), MISSING)[None]
+    days = None if plan.days is None else torch.tensor(plan.days, dtype=torch.float32, device=cloudy.device)
+    return TileInputs(
+        cloudy=full[None],
+        valid=tile.valid[None],
+        cloud=_given_clouds(tile)[None],
+        reference=torch.tensor([-1 if plan.reference is None else plan.reference], device=cloudy.device),
+        band_present=present[None],
+        days=None if days is None else (days - days.min())[None],
+        aux=aux,
+        change=None if change is None else change[None],
+    )
+
+
+# ------------------------------------------------------------------------------------------------ executors
+
+
+@dataclass(frozen=True)
+class Executor:
+    """Where tiles are computed: threads of this process, or a cluster (`sader.geo.xarray.cluster`)."""
+
+    submit: Callable[[Sequence[Window]], Any]
+    """Starts the tiles of some windows; the future that it returns has `result()`."""
+    ahead: int
+    """Windows that are under way at a time."""
+    group: int = 1
+    """Windows computed together."""
+
+
+@contextmanager
+def intra_op_threads(count: int) -> Iterator[None]:
+    """Let PyTorch use so many cores for one operation of this thread."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(count)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+def available_cores() -> int:
+    """Return the number of processor cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+@contextmanager
+def local_executor(
+    plan: ScenePlan, remover: Remover, source: SceneSource, *, threads: int | None = None
+) -> Iterator[Executor]:
+    """Yield an executor of threads of this process.
+
+    On a CPU each of `threads` threads computes one tile at a time on one core, so that the bits do not depend on their
+    number; a scene of a single tile uses all of them for it. On a GPU one batch is read while another is computed.
+    """
+    before = torch.get_num_threads()
+    cores = threads or available_cores()
+    on_gpu = remover.device.type != "cpu"
+    alone = len(plan.windows) == 1
+    workers = GPU_WORKERS if on_gpu else 1 if alone else min(cores, len(plan.windows))
+    # The setting belongs to the thread that makes it, but new threads start with the one made last.
+    per_tile = (threads or before) if alone or on_gpu else 1
+    pool: Any = ThreadPoolExecutor(workers, "sader-tile", initializer=torch.set_num_threads, initargs=(per_tile,))
+    readers = ThreadPoolExecutor(min(GPU_READERS, cores), "sader-read") if on_gpu else None
+
+    def read(windows: Sequence[Window]) -> list[SceneWindow]:
+        return list(map(source.read, windows) if readers is None else readers.map(source.read, windows))
+
+    group = remover.options.batch_size if on_gpu else 1
+    try:
+        yield Executor(partial(pool.submit, predict_windows, plan, remover, read), 2 * workers * group, group)
+    finally:
+        pool.shutdown(wait=True, cancel_futures=True)
+        if readers is not None:
+            readers.shutdown(wait=True, cancel_futures=True)
+        torch.set_num_threads(before)
+
+
+# ------------------------------------------------------------------------------------------------ rows
+
+
+@dataclass(frozen=True)
+class FinishedRows:
+    """Part of a finished scene: rows of all columns, a rectangle of them, or one chunk."""
+
+    clear: Tensor
+    """(C, h, w) reflectance, NaN where no date has data."""
+    kept: Tensor
+    """bool (h, w): pixels taken unchanged from the reference date."""
+    valid: Tensor
+    """bool (T, h, w)"""
+    cloud: Tensor
+    """(planes, h, w) probability of cloud or shadow of the dates in `ScenePlan.clouds`."""
+    spread: Tensor | None
+    """(C, h, w) standard deviation, 0 where kept, NaN where no date has data."""
+    own: Tensor | None
+    """(C, h, w) stored numbers of the reference date."""
+
+    @property
+    def seen(self) -> Tensor:
+        """bool (h, w): pixels of which any date has data."""
+        return self.valid.any(dim=0)
+
+    def provenance(self) -> Tensor:
+        """Return uint8 (h, w): `NODATA`, `OBSERVED` or `RECONSTRUCTED`."""
+        codes = torch.where(self.kept, OBSERVED, torch.where(self.seen, RECONSTRUCTED, NODATA))
+        return codes.to(torch.uint8)
+
+    def count(self, threshold: float) -> Tensor:
+        """Return uint8 (h, w): how many dates show the ground clearly. `cloud` must hold all dates."""
+        return (self.valid & (self.cloud < threshold)).sum(dim=0).clamp(max=255).to(torch.uint8)
+
+    def encoded(self, coding: ValueCoding, own: Sequence[ValueCoding]) -> NDArray[Any]:
+        """Return the stored numbers (C, h, w) of the image.
+
+        own: codings of the reference date, or none; where they are the coding of the result, kept pixels are copied.
+        """
+        numbers = encode(self.clear, self.seen, coding)
+        if self.own is not None and own:
+            same = [band for band, one in enumerate(own) if one == coding]
+            numbers[same] = torch.where(self.kept, self.own.to(numbers.dtype)[same], numbers[same])
+        return numbers.cpu().numpy().astype(coding.dtype)
+
+
+def finish(plan: ScenePlan, blended: Tensor, valid: Tensor, own: Tensor | None, threshold: float) -> FinishedRows:
+    """Return blended planes (channels, h, w) as a finished part: clear pixels of the reference date are put back.
+
+    Every pixel is finished for itself, so that any part of a scene may be finished alone.
+    """
+    bands, reference = len(plan.bands), plan.reference
+    image, cloud, spread = blended[:bands].clamp(min=0.0), blended[bands : bands + len(plan.clouds)], None
+    kept = torch.zeros(valid.shape[1:], dtype=torch.bool, device=valid.device)
+    if reference is not None and own is not None:
+        kept = (cloud[plan.clouds.index(reference)] < threshold) & valid[reference]
+        values, _ = decode(own, plan.codings[reference])
+        image = torch.where(kept, values, image)
+    seen = valid.any(dim=0)
+    image = image.masked_fill(~seen, torch.nan)
+    if plan.spread:
+        spread = blended[bands + len(plan.clouds) :].masked_fill(~seen, torch.nan).masked_fill(kept, 0.0)
+    return FinishedRows(image, kept, valid, cloud, spread, own)
+
+
+class Pending:
+    """The rectangle of a scene that tiles are being added to: the blend, and what is copied without blending."""
+
+    def __init__(self, plan: ScenePlan, area: Window, device: torch.device | str) -> None:
+        self.plan, self.area = plan, area
+        self.blend = Blend(plan.channels, area, shape=plan.shape, overlap=plan.overlap, device=device)
+        self.valid = torch.zeros((len(plan.codings), area.height, area.width), dtype=torch.bool, device=device)
+        self.own: Tensor | None = None
+
+    def add(self, window: Window, tile: RawTile) -> None:
+        """Add one tile, in the order of the windows."""
+        area = self.blend.area
+        place, part = common(area, window), common(window, area)
+        if place is None or part is None:
+            return
+        self.blend.add(window, tile.planes.to(self.blend.total.device))
+        self.valid[:, *place.slices] = tile.valid[:, *part.slices].to(self.valid.device)
+        if tile.own is not None:
+            if self.own is None:
+                shape = (len(tile.own), *self.valid.shape[1:])
+                self.own = torch.zeros(shape, dtype=tile.own.dtype, device=self.valid.device)
+            self.own[:, *place.slices] = tile.own[:, *part.slices].to(self.own.device)
+
+    def finished(self, rows: int, threshold: float, columns: slice = slice(None)) -> FinishedRows:
+        """Return the first rows of the rectangle, finished."""
+        own = None if self.own is None else self.own[:, :rows, columns]
+        blended = self.blend.result(rows)[..., columns]
+        return finish(self.plan, blended, self.valid[:, :rows, columns], own, threshold)
+
+    def advance(self, rows: int) -> None:
+        """Move the rectangle down by so many rows."""
+        self.blend.advance(rows)
+        for array in (self.valid,) if self.own is None else (self.valid, self.own):
+            array[..., :-rows, :] = array[..., rows:, :].clone()
+            array[..., -rows:, :] = 0
+
+
+class RowSink(Protocol):
+    """Takes the finished rows of a scene, from top to bottom."""
+
+    def write(self, top: int, left: int, part: FinishedRows) -> None:
+        """Take a rectangle of the rows that are being finished."""
+
+    def end_rows(self, strip: int, unfinished: tuple[Tensor, Tensor]) -> None:
+        """Take note that row `strip` of the tiles is finished. unfinished: total and weight of the blend below it."""
+
+
+def run_rows(
+    plan: ScenePlan,
+    executor: Executor,
+    sink: RowSink,
+    *,
+    threshold: float,
+    device: torch.device | str = "cpu",
+    first: int = 0,
+    unfinished: tuple[Tensor, Tensor] | None = None,
+    progress: Progress | None = None,
+) -> None:
+    """Compute the tiles, blend them, finish the rows that no later tile changes and hand them to the sink.
+
+    first: the row of tiles from which on rows are missing. unfinished: total and weight of the blend that reach into
+    it, from an earlier run; without them the tiles above that reach into it are computed again.
+    """
+    width = plan.shape[1]
+    top, tall = plan.starts[first], plan.windows[0].height
+    pending = Pending(plan, Window(top, 0, tall, width), device)
+    if unfinished is not None:
+        pending.blend.restore(*unfinished)
+    left = [window for window in plan.windows if window.row >= top or (unfinished is None and window.row + tall > top)]
+    last = {window.row: window for window in plan.windows}
+    done = len(plan.windows) - len(left)
+    groups: deque[Sequence[Window]] = deque(
+        left[start : start + executor.group] for start in range(0, len(left), executor.group)
+    )
+    queue: deque[tuple[Sequence[Window], Any]] = deque()
+    while groups or queue:
+        while groups and len(queue) * executor.group < executor.ahead:
+            windows = groups.popleft()
+            queue.append((windows, executor.submit(windows)))
+        windows, future = queue.popleft()
+        for window, tile in zip(windows, future.result(), strict=True):
+            if tile is not None:
+                pending.add(window, tile)
+            done += 1
+            if window == last[window.row] and window.row >= top:
+                _end_rows(plan, plan.starts.index(window.row), pending, sink, threshold)
+            if progress is not None:
+                progress(done, len(plan.windows))
+
+
+def _end_rows(plan: ScenePlan, strip: int, pending: Pending, sink: RowSink, threshold: float) -> None:
+    """Finish the rows of one row of tiles."""
+    height, width = plan.shape
+    top = plan.starts[strip]
+    count = (plan.starts[strip + 1] if strip + 1 < len(plan.starts) else height) - top
+    step = COLUMNS if pending.valid.device.type == "cpu" else width
+    for left in range(0, width, step):
+        sink.write(top, left, pending.finished(count, threshold, slice(left, left + step)))
+    pending.advance(count)
+    below = pending.area.height - count
+    sink.end_rows(strip, (pending.blend.total[:, :below], pending.blend.weight[:below]))
+
+
+# ------------------------------------------------------------------------------------------------ arrays
+
+
+@dataclass(frozen=True)
+class ArrayScene:
+    """A scene in memory, as a source of the loop."""
+
+    cloudy: NDArray[np.float32]
+    """(T, C, H, W) reflectance"""
+    bands: tuple[str, ...]
+    masks: Sequence[NDArray[np.bool_] | None]
+    valid: NDArray[np.bool_]
+    """(T, H, W)"""
+    days: tuple[float, ...] | None = None
+    aux: NDArray[np.float32] | None = None
+    """(T, A, H, W)"""
+
+    @classmethod
+    def of(cls, series: TileInputs, names: Sequence[str]) -> ArrayScene:
+        """Return the scene of a checked series; names: the bands of the model."""
+        places = list(series.output) or list(range(len(names)))
+        given = series.cloud[0].numpy()
+        return cls(
+            cloudy=series.cloudy[0][:, places].numpy(),
+            bands=tuple(names[place] for place in places),
+            masks=[None if np.isnan(one).any() else one > 0 for one in given],
+            valid=series.valid[0].numpy(),
+            days=None if series.days is None else tuple(series.days[0].tolist()),
+            aux=None if series.aux is None else series.aux[0].numpy(),
+        )
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        height, width = self.cloudy.shape[2:]
+        return height, width
+
+    @property
+    def codings(self) -> tuple[tuple[ValueCoding, ...], ...]:
+        return ((REFLECTANCE,) * self.cloudy.shape[1],) * len(self.cloudy)
+
+    def read(self, window: Window) -> SceneWindow:
+        """Return all dates of a window."""
+        return self._cut(window.slices)
+
+    def overview(self, remover: Remover) -> Overview:
+        """Return the overview: the middle of every n x n pixels."""
+        small = self._cut(decimation(*self.shape))
+        assert small.valid is not None
+        small_scene = replace(self, cloudy=np.stack(small.numbers), masks=small.masks, valid=small.valid)
+        return small_scene.as_overview(remover)
+
+    def as_overview(self, remover: Remover) -> Overview:
+        """Return a decimated scene as the overview."""
+        cloudy = np.where(self.valid[:, None], self.cloudy, np.float32(0))
+        return Overview.of(remover, cloudy, valid=self.valid, masks=self.masks, bands=self.bands)
+
+    def _cut(self, place: tuple[slice, slice]) -> SceneWindow:
+        return SceneWindow(
+            numbers=list(self.cloudy[..., *place]),
+            masks=[None if mask is None else mask[place] for mask in self.masks],
+            valid=self.valid[:, *place],
+            aux=None if self.aux is None else self.aux[..., *place],
+        )
+
+
+class ArraySink:
+    """Takes finished rows into arrays."""
+
+    def __init__(self, plan: ScenePlan) -> None:
+        count = len(plan.bands)
+        self.arrays: dict[str, NDArray[Any]] = {
+            "clear": np.empty((count, *plan.shape), np.float32),
+            "kept": np.empty(plan.shape, bool),
+            "cloud": np.empty((len(plan.clouds), *plan.shape), np.float32),
+        }
+        if plan.spread:
+            self.arrays["spread"] = np.empty((count, *plan.shape), np.float32)
+
+    def write(self, top: int, left: int, part: FinishedRows) -> None:
+        """Copy a rectangle of finished rows."""
+        height, width = part.kept.shape
+        place = slice(top, top + height), slice(left, left + width)
+        values = {"clear": part.clear, "kept": part.kept, "cloud": part.cloud, "spread": part.spread}
+        for name, array in self.arrays.items():
+            value = values[name]
+            assert value is not None
+            array[..., *place] = value.cpu().numpy()
+
+    def end_rows(self, strip: int, unfinished: tuple[Tensor, Tensor]) -> None:
+        """Arrays in memory keep nothing for a later run."""
