@@ -1,4 +1,4 @@
-"""Scoring methods on items with a known truth.
+"""Scoring methods on items with a known truth: scores, statistics, costs, reports and figures.
 
-Scores, statistics, costs, tables and figures. The paper's tables are in `reproduce`.
+`evaluate` is the entry point of `sader evaluate` and `sader compare`. The paper's tables are in `reproduce`.
 """
