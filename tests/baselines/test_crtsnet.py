@@ -92,5 +92,5 @@ def test_mistakes_are_named(series, noise_for) -> None:
     with pytest.raises(ShapeError, match=r"C = 4 bands: B02, B03, B04, B08"):
         CrTsNet(TINY).predict(inputs, noise_for(inputs))
     inputs = series()
-    with pytest.raises(ConfigError, match="answers in one pass"):
+    with pytest.raises(ConfigError, match="runs in one pass"):
         CrTsNet(TINY).predict(inputs, noise_for(inputs), steps=4)

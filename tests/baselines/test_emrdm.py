@@ -199,5 +199,5 @@ def test_mistakes_are_named() -> None:
         EmrdmConfig(depths=(2, 2))
     with pytest.raises(ConfigError, match="has 100 with heads of 64 and 16 fusion heads"):
         EmrdmConfig(widths=(100, 512, 768))
-    with pytest.raises(ConfigError, match="EMRDM makes no composite"):
+    with pytest.raises(ConfigError, match="EMRDM has no composite"):
         EmrdmConfig(diffusion=DiffusionConfig(residual=0.1))

@@ -209,14 +209,14 @@ def test_wrong_inputs_are_named(series, noise_for):
         network.predict(series(3, 3), noise_for)
     with pytest.raises(BandError, match="1 auxiliary bands were given; this model wants 0"):
         network.predict(series(3, 4, aux=1), noise_for)
-    with pytest.raises(ConfigError, match="steps is 4, but this model answers in one pass"):
+    with pytest.raises(ConfigError, match="steps is 4, but this model runs in one pass"):
         network.predict(series(3, 4), noise_for, steps=4)
     with pytest.raises(ConfigError, match=r"network\.bands is empty"):
         BaselineConfig(bands=())
     for name in ("stgan", "ctgan"):
         with pytest.raises(ConfigError, match=r"dates is 1; .* needs 2 or more"):
             tiny_config(name, "dates=1")
-    with pytest.raises(ConfigError, match="each autoencoder sees its own band alone"):
+    with pytest.raises(ConfigError, match="each autoencoder has one band as input"):
         tiny_config("ae", "aux_bands=[B11]")
 
 

@@ -102,7 +102,7 @@ def test_unlabelled_places_get_foreign_clouds() -> None:
     for item in pairs:
         assert item.cloud_mask[1][:15, :15].all(), "the bright square of the unlabelled date is found"
     assert len({item.name for item in made}) == len(made)
-    with pytest.raises(DataError, match="none to paste"):
+    with pytest.raises(DataError, match="no other place has any to paste"):
         list(clean_this_date([clear_series()]))
 
 

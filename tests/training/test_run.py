@@ -210,7 +210,7 @@ def test_another_network_may_take_what_fits(tiny: list[str], shards: Path, tmp_p
 
 def test_a_gpu_that_is_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    with pytest.raises(TrainingError, match=r"torch sees no GPU. Use train\.device=cpu"):
+    with pytest.raises(TrainingError, match=r"torch finds no GPU. Use train\.device=cpu"):
         choose_device(TrainConfig(device="cuda"))
     with pytest.raises(TrainingError, match="bf16, which needs a GPU"):
         choose_device(TrainConfig(precision="bf16"))

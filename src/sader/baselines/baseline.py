@@ -1,9 +1,9 @@
 """One protocol for every baseline system: a series of cloudy dates in, a clear image out; losses per optimiser.
 
 A system is one file: a frozen config (a subclass of `BaselineConfig`), a network (a subclass of `Baseline`) and its
-`SYSTEM` with the facts. What is the same for all is here: padding to the network's
-multiple, the choice of dates for networks with a fixed number of them, missing pixels and bands, and what a loss may
-count. Training is in `sader.training`, tiles and files elsewhere; nothing here knows them.
+`SYSTEM` with the facts about it. This module holds the common part: padding to the network's multiple, the choice of
+dates for networks with a fixed number of them, missing pixels and bands, and the weights of a loss. Training is in
+`sader.training`.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ from sader.model.blocks import reflect_pad, to_model_range
 
 @dataclass(frozen=True)
 class BaselineConfig:
-    """What every system's config holds; a subclass adds its sizes. Fields need defaults and one-line docstrings."""
+    """Fields common to the configs of all systems; a subclass adds its sizes. Every field needs a default."""
 
     bands: tuple[str, ...] = BANDS_RGBN
-    """Bands that come out, C of them; each date brings them in."""
+    """The C output bands, which each date has as well."""
     aux_bands: tuple[str, ...] = ()
-    """Bands that only help, A of them, given for each date beside the others (NIR or SAR)."""
+    """The A auxiliary input bands of each date (NIR or SAR)."""
     dates: int | None = 3
-    """Dates the network is built for; None = any number. Others are chosen or repeated (`BaselineInputs.arranged`)."""
+    """Number of dates of the network; None = any. Dates are chosen or repeated to fit (`BaselineInputs.arranged`)."""
 
     # Capabilities, as those of `MTCDNConfig`.
     finds_clouds = False
@@ -68,16 +68,16 @@ class BaselineConfig:
 
     @property
     def steps(self) -> int | None:
-        """Default number of sampling steps; None for a network that answers in one pass."""
+        """Default number of sampling steps; None for a network that runs in one pass."""
         return None
 
 
 @dataclass(frozen=True)
 class BaselineModelConfig:
-    """Everything needed to rebuild a baseline; stored in its checkpoint, as `config.ModelConfig` is for SADER."""
+    """Everything needed to rebuild a baseline; stored in its checkpoint, as `presets.ModelConfig` is for SADER."""
 
     system: str
-    """Name in `registry.BASELINES`."""
+    """Name in `models.BASELINES`."""
     network: BaselineConfig
 
     @property
@@ -91,13 +91,13 @@ class BaselineModelConfig:
 
 
 NoiseOf = Callable[[int, int], Tensor]
-"""(draw, channels) -> standard normal noise (B, channels, H, W) of the images at hand. The same draw gives the same
-noise, whatever was drawn before it, so that the tiles of a scene agree."""
+"""(draw, channels) -> standard normal noise (B, channels, H, W) of the current images. The same draw gives the same
+noise, regardless of earlier draws, so that the tiles of a scene agree."""
 
 
 @dataclass(frozen=True)
 class BaselineInputs:
-    """B series of T dates in the model's range, checked and masked: what a network may look at."""
+    """B series of T dates in the model's range, checked and masked: the inputs of a network."""
 
     cloudy: Tensor
     """(B, T, C, H, W) in [-1, 1]; 0 where a pixel, a date or a band is missing."""
@@ -127,8 +127,8 @@ class BaselineInputs:
     def arranged(self, dates: int) -> BaselineInputs:
         """Return exactly `dates` dates: the reference first, then the clearest of the others in the given order.
 
-        A network without a flag for the reference date knows it by its place. Too many dates: those with most clear
-        observed pixels stay (unknown masks count as clear). Too few: they are repeated in turn.
+        A network without a flag for the reference date identifies it by its position. Too many dates: those with most
+        clear observed pixels stay (unknown masks count as clear). Too few: they are repeated in turn.
         """
         count = self.cloudy.shape[1]
         position = torch.arange(count, device=self.cloudy.device)
@@ -149,13 +149,13 @@ class BaselineInputs:
         return replace(self, **taken, reference=torch.where(self.reference >= 0, 0, -1))
 
     def map_images(self, change: Callable[[Tensor], Tensor]) -> BaselineInputs:
-        """Return the inputs with `change` applied to everything that has pixels."""
+        """Return the inputs with `change` applied to all images."""
         images: dict[str, Any] = {name: change(getattr(self, name)) for name in ("cloudy", "observed", "cloud")}
         return replace(self, **images, aux=None if self.aux is None else change(self.aux))
 
 
 def inputs_of(batch: SeriesBatch, config: BaselineConfig) -> BaselineInputs:
-    """Return what a network of `config` may look at in a training batch, whose auxiliary bands follow the others."""
+    """Return the inputs of a network from a training batch, whose auxiliary bands follow the others."""
     count, wanted = config.channels, config.date_channels
     if batch.cloudy.shape[2] != wanted:
         raise BandError(
@@ -164,7 +164,7 @@ def inputs_of(batch: SeriesBatch, config: BaselineConfig) -> BaselineInputs:
         )
     observed = batch.valid & batch.present[:, :, None, None]
     use = observed[:, :, None] & batch.band_present[:, None, :, None, None]
-    # What is missing is 0 to the network, the middle of the range; as reflectance 0 it would be black.
+    # Missing values are 0, the middle of the model's range; reflectance 0 would be black.
     dates = to_model_range(batch.cloudy).masked_fill(~use, 0.0)
     cloud = batch.cloud_mask.to(torch.float32)
     return BaselineInputs(
@@ -181,16 +181,16 @@ def inputs_of(batch: SeriesBatch, config: BaselineConfig) -> BaselineInputs:
 def generator_noise(inputs: BaselineInputs, generator: torch.Generator) -> NoiseOf:
     """Return noise for a whole batch from one generator (validation and tests); tiles of a scene use a `NoiseField`.
 
-    Draws are made when first asked for and remembered, so that the same draw gives the same noise.
+    Draws are cached, so that the same draw gives the same noise.
     """
-    made: dict[tuple[int, int], Tensor] = {}
+    cache: dict[tuple[int, int], Tensor] = {}
     batch, height, width = len(inputs.cloudy), *inputs.cloudy.shape[-2:]
 
     def noise(draw: int, channels: int) -> Tensor:
-        if (draw, channels) not in made:
+        if (draw, channels) not in cache:
             shape = (batch, channels, height, width)
-            made[draw, channels] = torch.randn(shape, generator=generator, device=generator.device)
-        return made[draw, channels].to(inputs.cloudy.device)
+            cache[draw, channels] = torch.randn(shape, generator=generator, device=generator.device)
+        return cache[draw, channels].to(inputs.cloudy.device)
 
     return noise
 
@@ -226,21 +226,23 @@ MAIN = "generator"
 
 
 class Example(NamedTuple):
-    """One padded micro-batch: inputs, target and what may be counted."""
+    """One padded micro-batch: inputs, target and weights."""
 
     inputs: BaselineInputs
     clear: Tensor
     """(B, C, H, W) in [-1, 1]."""
     weight: Tensor
-    """float (B, C, H, W): 1 where the target is true, 0 elsewhere (unknown pixels, missing bands, padding)."""
+    """float (B, C, H, W): 1 where the target is known, 0 elsewhere (unknown pixels, missing bands, padding)."""
 
     def known(self, image: Tensor) -> Tensor:
-        """Return the target, with `image` (without its gradient) where the target is unknown: what may be looked at
-        as a real image by a discriminator or noised by a diffusion."""
+        """Return the target, with `image` (without its gradient) where the target is unknown.
+
+        The result may be shown to a discriminator as a real image or noised by a diffusion.
+        """
         return torch.where(self.weight > 0, self.clear, image.detach().to(self.clear.dtype))
 
     def mean(self, error: Tensor) -> Tensor:
-        """Return the mean of `error` (B, C, H, W) over the values that count."""
+        """Return the mean of `error` (B, C, H, W) over values with weight."""
         return (self.weight * error).sum() / self.weight.sum().clamp(min=1.0)
 
 
@@ -254,11 +256,11 @@ class Phase(NamedTuple):
 
 
 class Baseline(nn.Module, ABC):
-    """A baseline system. Subclasses write `phases_of`, `clear_image`, and `forward` where it differs.
+    """A baseline system. Subclasses define `phases_of`, `clear_image` and, if it differs, `forward`.
 
-    `forward(inputs)` is one evaluation as the paper's complexity table counts it; `predict` is the whole answer.
-    Nothing is drawn from a global generator outside of dropout layers: training noise comes from the generator handed
-    to `losses`, sampling noise from `NoiseOf`. In evaluation mode nothing may change the module's state.
+    `forward(inputs)` is one evaluation as the paper's complexity table counts it; `predict` is the whole prediction.
+    Only dropout layers use the global generator: training noise comes from the generator passed to `losses`, sampling
+    noise from `NoiseOf`. In evaluation mode nothing may change the module's state.
     """
 
     capturable = False
@@ -268,21 +270,21 @@ class Baseline(nn.Module, ABC):
         super().__init__()
         self.config = config
 
-    # ---------------------------------------------------------------- what a system writes
+    # ---------------------------------------------------------------- defined by a system
 
     @abstractmethod
     def phases_of(self, example: Example, generator: torch.Generator) -> Iterator[Phase]:
         """Yield the loss of each optimiser, in the order the training needs.
 
-        The trainer moves that optimiser's parameters before it asks for the next phase, so a loss written after a
-        `yield` sees the moved weights. Shapes are multiples of `config.multiple`. Each name comes exactly once.
+        The trainer updates that optimiser's parameters before the next phase is evaluated, so a loss after a `yield`
+        uses the updated weights. Shapes are multiples of `config.multiple`. Each name occurs exactly once.
         """
 
     @abstractmethod
     def clear_image(self, inputs: BaselineInputs, noise: NoiseOf, *, steps: int | None = None) -> Tensor:
         """Return the clear image (B, C, H, W) in the model's range; sizes are multiples already.
 
-        steps: for systems with a sampler; None = `config.steps`. Others never see anything but None.
+        steps: for systems with a sampler; None = `config.steps`. Other systems get None.
         """
 
     def forward(self, inputs: BaselineInputs) -> Tensor:
@@ -291,7 +293,7 @@ class Baseline(nn.Module, ABC):
 
     @property
     def counted(self) -> nn.Module:
-        """The part whose parameters the paper counts; discriminators and the like are not in it."""
+        """The part whose parameters the paper counts; without discriminators."""
         return self
 
     @property
@@ -304,13 +306,13 @@ class Baseline(nn.Module, ABC):
         return {MAIN: [p for p in self.parameters() if p.requires_grad]}
 
     def memory(self) -> dict[str, Tensor]:
-        """Return what training remembers beside weights and buffers, for its checkpoints; exported weights lack it."""
+        """Return training state beside weights and buffers, for checkpoints; it is not exported."""
         return {}
 
     def remember(self, memory: Mapping[str, Tensor]) -> None:
-        """Take over what `memory` returned."""
+        """Restore the state that `memory` returned."""
 
-    # ---------------------------------------------------------------- the same for all
+    # ---------------------------------------------------------------- common to all systems
 
     def losses(self, batch: SeriesBatch, generator: torch.Generator) -> Iterator[Phase]:
         """Yield the phases of one micro-batch; see `phases_of`."""
@@ -339,8 +341,8 @@ class Baseline(nn.Module, ABC):
     def predict(self, inputs: BaselineInputs, noise: NoiseOf, *, steps: int | None = None) -> Tensor:
         """Return the clear image (B, C, H, W) in the model's range, any number of dates and any size.
 
-        Sizes that the network cannot take are extended by reflection and cut again; a network of one fixed size sees
-        the image in blocks of it.
+        Other sizes than the network's multiples are padded by reflection and cropped afterwards; a network of one fixed
+        size processes the image in blocks.
         """
         self._check(inputs, steps)
         height, width = inputs.cloudy.shape[-2:]
@@ -384,16 +386,16 @@ class Baseline(nn.Module, ABC):
                 "date. Pass aux=."
             )
         if steps is not None and config.steps is None:
-            raise ConfigError(f"steps is {steps}, but this model answers in one pass and takes no steps; leave it out.")
+            raise ConfigError(f"steps is {steps}, but this model runs in one pass and takes no steps; leave it out.")
 
 
 @dataclass(frozen=True)
 class System:
-    """One baseline: its name, its classes and the facts about it (BASELINES). One per file, called `SYSTEM`."""
+    """One baseline: its name, its classes and the facts about it. One per file, called `SYSTEM`."""
 
     name: str
     title: str
-    """As the tables spell it."""
+    """The name in tables."""
     year: int
     config: type[BaselineConfig]
     network: Callable[[Any], Baseline]
@@ -403,11 +405,11 @@ class System:
     paper_gmacs: float | None
     """10^9 multiply-accumulates in the same table; None = not listed."""
     assumed: bool = False
-    """"Sizes assumed": the facts do not fix the network, so scores say little about the published one."""
+    """"Sizes assumed": the publication does not fix the network, so scores are no evidence about the published one."""
     reference: str = ""
-    """Where it was published."""
+    """The publication."""
     note: str = ""
-    """What a reader of the figures should know, such as why a count differs from the printed one."""
+    """A remark for readers of the figures, such as why a count differs from the printed one."""
     capturable: bool = False
     """Whether a training step may be captured as a CUDA graph: its work depends on shapes alone, never on values, and
     the test marked `gpu` found captured and eager steps equal. Networks with dropout are never captured."""
@@ -416,7 +418,7 @@ class System:
 
     @property
     def label(self) -> str:
-        """The name for tables, with the mark that HOUSE asks for."""
+        """The name for tables, marked if its sizes are assumed."""
         return f"{self.title} (sizes assumed)" if self.assumed else self.title
 
 

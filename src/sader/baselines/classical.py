@@ -1,16 +1,15 @@
 """Classical cloud removal without any training: composites, mosaics, and regressions between dates.
 
-LESSONS (tables, 10): what a learned method has to beat, and the controls that say what a score is worth. All work on
-numpy reflectance, (T, C, H, W) in [0, 1] -> (C, H, W); none reads files or runs a network.
+Learned methods are compared with these methods and with two controls of a flat colour. All take NumPy reflectance,
+(T, C, H, W) in [0, 1] -> (C, H, W); none reads files or runs a network.
 
 Common signature, `Classical`: `method(cloudy, *, cloud_mask=None, reference=None, days=None, valid=None) -> clear`.
 
-- cloud_mask: bool (T, H, W), True = cloud or shadow; None is estimated by `estimate_cloud_mask`. Pass true masks where
-  they are known: poor masks make every method look worse than it is.
-- reference: the date to clean; its clear pixels come out as they are. None: the result takes the state of the clearest
-  date where a method follows a date at all.
+- cloud_mask: bool (T, H, W), True = cloud or shadow; None is estimated by `estimate_cloud_mask`. Pass true masks if
+  they are known: poor masks lower the score of every method.
+- reference: the date to clean; its clear pixels are kept. None: methods that follow a date follow the clearest.
 - days: (T,) acquisition days; valid: bool (T, H, W), False where a date has no data.
-- A pixel that no usable date shows is filled smoothly from its neighbours; a scene without any clear pixel, from the
+- A pixel without a usable date is filled smoothly from its neighbours; a scene without any clear pixel, from the
   median of all dates. The result is always finite. The order of the dates matters only to break exact ties.
 """
 
@@ -68,12 +67,12 @@ class Scene:
 
     @property
     def anchor(self) -> int:
-        """The date whose state the result takes: the reference, else the clearest."""
+        """The date that the result follows: the reference, else the clearest."""
         return self.order[0] if self.reference is None else self.reference
 
     @property
     def fillers(self) -> list[int]:
-        """The dates that can fill the holes of the anchor, clearest first."""
+        """The other dates, which fill the holes of the anchor, clearest first."""
         return [date for date in self.order if date != self.anchor]
 
 
@@ -100,7 +99,7 @@ def classical_method(compose: Callable[[Scene], Composed]) -> Classical:
         if not known.any():
             image, known = over_dates(np.ma.median, scene.images, scene.valid), some_date(scene.valid)
         filled = fill_smoothly(image, known).clip(0, 1)
-        # Clipped before, not after: a clear pixel of the reference is kept bit for bit.
+        # Clipped before the clear pixels are copied, which are kept bit for bit.
         return np.where(kept, scene.images[scene.anchor], filled) if kept.any() else filled
 
     clean.__name__ = clean.__qualname__ = compose.__name__
@@ -109,12 +108,12 @@ def classical_method(compose: Callable[[Scene], Composed]) -> Classical:
 
 
 def some_date(mask: np.ndarray) -> np.ndarray:
-    """Return where at least one date is True, (T, H, W) -> (H, W)."""
+    """Return the pixels where at least one date is True, (T, H, W) -> (H, W)."""
     return np.logical_or.reduce(mask, axis=0)
 
 
 def over_dates(reduce: Callable[..., np.ma.MaskedArray], images: np.ndarray, use: np.ndarray) -> np.ndarray:
-    """Return `reduce` (np.ma.mean, np.ma.median) over the used dates of each pixel, (C, H, W); zero where none is."""
+    """Return `reduce` (np.ma.mean, np.ma.median) over the used dates of each pixel, (C, H, W); zero without any."""
     hidden = np.broadcast_to(~use[:, None], images.shape)
     return np.ma.filled(reduce(np.ma.array(images, mask=hidden), axis=0), 0).astype(np.float32)
 
@@ -127,7 +126,7 @@ def check_scene(
     days: Sequence[float] | np.ndarray | None = None,
     valid: np.ndarray | None = None,
 ) -> Scene:
-    """Return the checked input as a `Scene`, or raise saying what is wrong with it."""
+    """Return the checked input as a `Scene`."""
     images = np.asarray(cloudy)
     if images.ndim != 4 or 0 in images.shape:
         raise ShapeError(
@@ -162,18 +161,18 @@ RIDGE = 1e-4
 """Ridge penalty, relative to the mean variance of the bands."""
 
 BLEND_POWER = 2.0
-"""Power of the inverse squared error in the blend of dates: higher trusts the best date more."""
+"""Power of the inverse squared error in the blend of dates: higher values favour the best date."""
 
 FEW_PIXELS = 8
-"""Pixels in common at which a regression is trusted half: below, it shrinks towards the plain mean colour."""
+"""Number of common pixels at which a regression has weight 1/2; with fewer it shrinks towards the mean colour."""
 
 UNMATCHED_ERROR = 0.1**2
-"""Squared error assumed for a date that shares no clear pixel with the one wanted: it counts only where it is alone."""
+"""Squared error assumed for a date without common clear pixels: it is used only where no other date is clear."""
 
 
 @classical_method
 def least_cloudy(scene: Scene) -> Composed:
-    """Return the clearest date as it is, clouds included; with a reference, the clearest other one."""
+    """Return the clearest date unchanged, clouds included; with a reference, the clearest other one."""
     best = next((date for date in scene.order if date != scene.reference), scene.anchor)
     return scene.images[best], scene.valid[best]
 
@@ -198,7 +197,7 @@ def masked_median(scene: Scene) -> Composed:
 
 @classical_method
 def mosaic(scene: Scene) -> Composed:
-    """Return the clear pixels of the clearest date, holes filled from the next clearest, and so on, as they are."""
+    """Return the clear pixels of the clearest date, holes filled from the next clearest, and so on, unchanged."""
     return _first_seen(scene.images, scene.seen, scene.order)
 
 
@@ -206,7 +205,7 @@ def mosaic(scene: Scene) -> Composed:
 def best_available_pixel(scene: Scene) -> Composed:
     """Return each pixel from the clear date that scores best there.
 
-    Score: the share of clear pixels in the 31x31 window around (far from cloud edges, whose haze masks miss), plus half
+    Score: the share of clear pixels in the 31x31 window around (far from cloud edges, where masks miss haze), plus half
     the date's clear share, less the distance in time to the date wanted (one per 60 days) where days are known.
     """
     score = local_share(scene.seen, 15) + 0.5 * scene.seen.mean((1, 2))[:, None, None]
@@ -244,9 +243,9 @@ def linear_in_time(scene: Scene) -> Composed:
 
 @classical_method
 def matched_mosaic(scene: Scene) -> Composed:
-    """Return the mosaic of the dates, each first matched to the date wanted by a gain and an offset per band.
+    """Return the mosaic of the dates, each first matched to the wanted date by a gain and an offset per band.
 
-    The gains are least squares on the pixels that both dates show clear.
+    The gains are a least-squares fit on the pixels that are clear on both dates.
     """
     matched = scene.images.copy()
     for date in scene.fillers:
@@ -258,10 +257,11 @@ def matched_mosaic(scene: Scene) -> Composed:
 
 @classical_method
 def ridge_blend(scene: Scene) -> Composed:
-    """Return the dates blended by how well each explains the date wanted: the strongest classical method (LESSONS).
+    """Return the dates blended by how well each predicts the wanted date.
 
-    All bands of a date are regressed with a ridge penalty onto each band of the date wanted, over the pixels that both
-    show clear; where several dates are clear, their predictions are weighted by a power of the inverse squared error.
+    All bands of a date are regressed with a ridge penalty onto each band of the date wanted, over the pixels that are
+    clear on both; where several dates are clear, their predictions are weighted by a power of the inverse squared
+    error.
     """
     image, known = _blend_regressions(scene)
     return _keep_anchor(scene, image, known)
@@ -269,9 +269,9 @@ def ridge_blend(scene: Scene) -> Composed:
 
 @classical_method
 def local_ridge_blend(scene: Scene) -> Composed:
-    """Return `ridge_blend` plus what it misses around the clouds: its error at clear pixels, carried smoothly inward.
+    """Return `ridge_blend` minus its error at clear pixels, interpolated smoothly into the clouds.
 
-    Not in LESSONS: about 1 dB better than `ridge_blend` on the CloudSEN12 places, so the harder bar.
+    The strongest classical method: about 1 dB better than `ridge_blend` on the CloudSEN12 places.
     """
     image, known = _blend_regressions(scene)
     both = known & scene.seen[scene.anchor]
@@ -280,7 +280,7 @@ def local_ridge_blend(scene: Scene) -> Composed:
 
 @classical_method
 def flat_colour(scene: Scene) -> Composed:
-    """Return one colour, the mean of the clear pixels of the date wanted: the control every method must beat."""
+    """Return one colour, the mean of the clear pixels of the date wanted: a control for every method."""
     seen = scene.seen[scene.anchor]
     if not seen.any():
         return scene.images[scene.anchor], seen
@@ -289,9 +289,9 @@ def flat_colour(scene: Scene) -> Composed:
 
 
 def flat_truth(target: np.ndarray, *, pixels: np.ndarray | None = None) -> np.ndarray:
-    """Return the target's own mean colour, (C, H, W): what a score owes to the mean colour alone (LESSONS 1).
+    """Return the target's own mean colour, (C, H, W): the score of the mean colour alone.
 
-    target: (C, H, W); pixels: bool (H, W), over which the mean is taken; all if None. This control looks at the truth.
+    target: (C, H, W); pixels: bool (H, W), over which the mean is taken; all if None. This control uses the truth.
     """
     pixels = np.ones(target.shape[1:], bool) if pixels is None else pixels
     if not pixels.any():
@@ -352,23 +352,23 @@ def _regress(source: np.ndarray, target: np.ndarray, both: np.ndarray) -> tuple[
     x, y = x - centre[:, None], y - level[:, None]
     gram = x @ x.T / count
     scale = max(float(np.trace(gram)) / len(gram), 1e-12)
-    # A fit to few pixels says little: the second penalty fades as 1 / count^2.
+    # A fit to few pixels is unreliable: the second penalty falls as 1 / count^2.
     penalty = (RIDGE + (FEW_PIXELS / count) ** 2) * scale
     slope = np.linalg.solve(gram + penalty * np.eye(len(gram)), x @ y.T / count).T
-    # Degrees of freedom: without the correction a few pixels would look like a perfect fit.
+    # Degrees of freedom: without the correction a few pixels would appear as a perfect fit.
     error = np.square(y - slope @ x).mean(1) * (count + len(gram) + 1) / max(count - len(gram) - 1, 1)
     image = np.tensordot(slope, source - centre[:, None, None], axes=1) + level[:, None, None]
     return image.astype(np.float32), error
 
 
 def _keep_anchor(scene: Scene, image: np.ndarray, known: np.ndarray) -> Composed:
-    """Return `image` with the clear pixels of the date wanted as that date shows them."""
+    """Return `image` with the clear pixels of the wanted date."""
     seen = scene.seen[scene.anchor]
     return np.where(seen, scene.images[scene.anchor], image), known | seen
 
 
 def _first_seen(images: np.ndarray, seen: np.ndarray, order: Sequence[int]) -> Composed:
-    """Return each pixel from the first date in `order` that shows it."""
+    """Return each pixel from the first date in `order` that has it."""
     image, known = np.zeros_like(images[0]), np.zeros_like(seen[0])
     for date in order:
         image = np.where(~known & seen[date], images[date], image)

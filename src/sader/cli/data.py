@@ -1,4 +1,4 @@
-"""`sader data`: pack archives into training shards, and show what shards hold. Parses, calls one function, prints."""
+"""`sader data`: pack archives into training shards, and list the content of shards."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def pack(
     eurosat_step: Annotated[int | None, typer.Option(help="Another step for EuroSAT.")] = None,
     eurosat_limit: Annotated[int | None, typer.Option(help="Keep so many mosaics of each EuroSAT class.")] = None,
 ) -> None:  # fmt: skip
-    """Turn scenes into compact shards that need only NumPy to read."""
+    """Pack scenes into compact shards, which NumPy alone can read."""
     from sader.data.pack import MSI, RGBN, PackedSplit, pack_dataset, pack_sources
     from sader.data.shards import SeriesRecord
     from sader.errors import ConfigError
@@ -56,7 +56,7 @@ def pack(
 
         if len(sources) != 1:
             raise ConfigError(f"{len(sources)} folders given; expected one of {dataset}. Pack each on its own.")
-        # "all" is never the test: whoever packs a test set says so.
+        # "all" does not include the test split, which must be named.
         known = DATASETS[dataset].splits if dataset in DATASETS else (split,)
         parts = [name for name in known if name in ("train", "val")] if split == "all" else [split]
         for part in parts or [split]:
@@ -94,7 +94,7 @@ def cover(
     source: Annotated[str, typer.Option(help="auto, masks (*_mask.npy beside the images) or rules.")] = "auto",
     partial: Annotated[bool, typer.Option("--partial", help="Use the regions on disk.")] = False,
 ) -> None:
-    """Write the cloud cover of every date of SEN12MS-CR-TS once, so that choosing dates reads no images."""
+    """Write the cloud cover of every date of SEN12MS-CR-TS once, so that dates are chosen without reading images."""
     from sader.data.public.dataset import ReadOptions
     from sader.data.public.registry import open_dataset
     from sader.data.public.sen12mscrts import coverage_table
@@ -105,7 +105,7 @@ def cover(
 
 @app.command()
 def show(shards: Annotated[list[Path], typer.Argument(help="Shards or folders of them.")]) -> None:
-    """List the series that shards hold, checking each."""
+    """List the series in shards and check each."""
     from sader.data.shards import read_shards
 
     for record in read_shards(shards):

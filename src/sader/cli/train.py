@@ -1,4 +1,4 @@
-"""`sader train` and `sader pretrain-guide`: parse, call one function, print."""
+"""`sader train` and `sader pretrain-guide`."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ def train(
     data: Annotated[list[str] | None, typer.Option(help="Shards to train on, files or folders; repeatable.")] = None,
     validation: Annotated[list[str] | None, typer.Option(help="Shards of other places to validate on.")] = None,
     set_: Set = None,
-    resume: Annotated[bool, typer.Option("--resume", help="Go on with an interrupted run.")] = False,
+    resume: Annotated[bool, typer.Option("--resume", help="Resume an interrupted run.")] = False,
     init: Annotated[str | None, typer.Option(help="Fine-tune these weights: a shipped name or a file.")] = None,
     quiet: Quiet = False,
 ) -> None:
-    """Train a network on packed shards, fine-tune shipped weights, or go on with an interrupted run."""
+    """Train a network on packed shards, fine-tune shipped weights, or resume an interrupted run."""
     from sader.training.run import run_training
 
     path = run_training(
@@ -50,7 +50,7 @@ def pretrain_guide(
     kind: Annotated[str | None, typer.Option(help="mae (shipped), mae-paper or conv.")] = None,
     bands: Annotated[str | None, typer.Option(help="Bands of the images, B02,B03,...")] = None,
     set_: Set = None,
-    resume: Annotated[bool, typer.Option("--resume", help="Go on with an interrupted run.")] = False,
+    resume: Annotated[bool, typer.Option("--resume", help="Resume an interrupted run.")] = False,
     quiet: Quiet = False,
 ) -> None:
     """Pretrain the guide of the resampling (a masked autoencoder) on packed shards."""

@@ -1,7 +1,7 @@
-"""All training series in the memory of one device, and batches of any task made from them there.
+"""All training series in the memory of one device, and batches of any task composed from them there.
 
-METHOD 7 and LESSONS 2, 7, 11. `SeriesBank` decodes shards once; `SeriesMaker.batch(step, ...)` depends on (seed, step)
-alone, so a resumed run sees the same batches. Decisions are in `plan.py`, clouds in `clouds.py`.
+`SeriesBank` decodes shards once; `SeriesMaker.batch(step, ...)` depends on (seed, step) alone, so that a resumed run
+gets the same batches. Random choices are drawn in `plan.py`, clouds are in `clouds.py`.
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ from sader.data.shards import SeriesRecord, read_shard, shard_files
 from sader.errors import BandError, DataError
 
 _NODATA = 254
-"""In the bank's label plane: the pixel was not observed."""
+"""Value in the bank's label plane of a pixel without data."""
 _MAY_BE_ZERO = ("B10",)
-"""Cirrus over clear land is 0 to a few counts: there 0 is a value, not nodata."""
+"""The cirrus band is 0 to a few counts over clear land, so that 0 is a value there, not nodata."""
 
 
 class SeriesBank:
     """Every pixel of the given records on `device`: `values` int16 (N, C) in counts, `labels` uint8 (N,).
 
-    Bands a record lacks are 0 and noted in `band_present` (R, C). 150 million values take 0.3 GB.
+    Bands that a record lacks are 0, and False in `band_present` (R, C). 150 million values take 0.3 GB.
     """
 
     def __init__(
@@ -69,7 +69,7 @@ class SeriesBank:
             days.append(record.days or (float("nan"),) * t)
             self.names.append(f"{record.source}/{record.name}")
         if not rows:
-            raise DataError("the bank got no series; expected at least one. Check the shards with: sader data show.")
+            raise DataError("the shards hold no series; expected at least one. Check the shards with: sader data show.")
         self.values = torch.cat(values).to(self.device)
         self.labels = torch.cat(labels).to(self.device)
         self.band_present = torch.tensor(present, device=self.device)
@@ -100,7 +100,7 @@ class SeriesBank:
         cls, where: str | Path | Iterable[str | Path], *, bands: Sequence[str], device: torch.device | str = "cpu"
     ) -> SeriesBank:
         """Return the bank of all shards in a folder, a file or several of either; they are decoded in parallel."""
-        # LZMA and most of NumPy let other threads run; `map` keeps the order, on which the batches depend.
+        # LZMA and most of NumPy release the interpreter lock; `map` keeps the order, on which the batches depend.
         with ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as pool:
             decoded = pool.map(lambda path: list(read_shard(path)), shard_files(where))
             return cls((record for records in decoded for record in records), bands=bands, device=device)
@@ -118,7 +118,7 @@ class SeriesBank:
         base, height, width, top, left, turned = torch.from_numpy(facts).to(self.device)[:, :, None, None]
         row = torch.arange(side, device=self.device)[None, :, None]
         column = row.transpose(1, 2)
-        # The inverse of `batch.turn`: where does the pixel at (row, column) of the turned window come from?
+        # The inverse of `batch.turn`: source of the pixel at (row, column) of the turned window.
         row = torch.where((turned & 1).bool(), side - 1 - row, row)
         column = torch.where((turned & 2).bool(), side - 1 - column, column)
         swap = (turned & 4).bool()
@@ -130,7 +130,7 @@ class SeriesBank:
 
 
 class SeriesMaker:
-    """Makes batches of a bank's series. `batch` is a pure function of (seed, step) and its arguments."""
+    """Composes batches from the series of a bank. `batch` depends on (seed, step) and its arguments alone."""
 
     def __init__(
         self,
@@ -145,13 +145,13 @@ class SeriesMaker:
         self.clouds, self.pseudo = clouds, pseudo
         self.planner = Planner(bank.catalogue, self.settings)
         groups = [[name in names for name in bank.bands] for names, _ in self.settings.band_dropout]
-        # A group that is all of the bank's bands cannot be dropped.
+        # A group with all bands of the bank cannot be dropped.
         chances = [chance for _, chance in self.settings.band_dropout]
         self._chances = np.array([0.0 if all(group) else p for group, p in zip(groups, chances, strict=True)])
         self._groups = torch.tensor(groups, dtype=torch.bool, device=bank.device).reshape(-1, len(bank.bands))
 
     def plan(self, step: int, batch_size: int, dates: int, crop: int) -> Plan:
-        """Return what `batch` will make, without touching a pixel."""
+        """Return the plan of a batch, without reading a pixel."""
         return self.planner.draw(keyed_generator(self.seed, step), batch_size, dates, crop, self._chances)
 
     @torch.no_grad()
@@ -177,10 +177,10 @@ class SeriesMaker:
         single = np.flatnonzero(plan.task == SINGLE)
         if len(single):
             rows = torch.from_numpy(single).to(device)
-            made = pseudo_dates(clear[rows], t, reference[rows], generator=generator, settings=self.pseudo)
-            made = made * (labels[rows] != _NODATA)[:, :, None]
-            cloudy = cloudy.index_copy(0, rows, made)
-            clear = clear.index_copy(0, rows, made[torch.arange(len(rows), device=device), reference[rows]])
+            drawn = pseudo_dates(clear[rows], t, reference[rows], generator=generator, settings=self.pseudo)
+            drawn = drawn * (labels[rows] != _NODATA)[:, :, None]
+            cloudy = cloudy.index_copy(0, rows, drawn)
+            clear = clear.index_copy(0, rows, drawn[torch.arange(len(rows), device=device), reference[rows]])
 
         valid = labels != _NODATA
         labels = torch.where(valid, labels, UNKNOWN)
@@ -212,10 +212,10 @@ class SeriesMaker:
         )
 
     def _recoloured(self, images: Tensor, present: Tensor, t: int, generator: torch.Generator) -> Tensor:
-        """Return the images (B * T inputs, then B targets) in the colours of another land, the same for all dates.
+        """Return the images (B * T inputs, then B targets) with changed colours, the same for all dates of a series.
 
-        present: bool (B, C). Few places teach a network their colours by heart. Bands are mixed with weights that add
-        up to 1, so that grey stays grey and clouds stay white; then comes one gain per series and band.
+        present: bool (B, C). This keeps a network from memorising the colours of few places. Bands are mixed with
+        weights that add up to 1, so that grey stays grey and clouds stay white, and then scaled by series and band.
         """
         b, c = present.shape
         device, settings = images.device, self.settings
@@ -229,14 +229,14 @@ class SeriesMaker:
         gain = gain + settings.jitter / 3 * torch.randn(b, c, generator=generator, device=device)
         mixer = mixer * gain.exp()[:, :, None]
         mixer = torch.cat([mixer.repeat_interleave(t, 0), mixer])
-        # Products and sums: a matrix product would be rounded to TF32 on a GPU.
+        # Products and sums, because a matrix product would be rounded to TF32 on a GPU.
         parts = (mixer[:, :, band, None, None] * images[:, band, None] for band in range(c))
         return functools.reduce(torch.add, parts).clamp(0, 1)
 
     def _clouded(
         self, cloudy: Tensor, labels: Tensor, valid: Tensor, plan: Plan, generator: torch.Generator
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Return the dates and labels with pasted and simulated clouds, and bool (B, T, H, W) what was covered."""
+        """Return the dates and labels with pasted and simulated clouds, and the covered pixels, bool (B, T, H, W)."""
         b, t, c, h, w = cloudy.shape
         device = cloudy.device
         flat, flat_labels, flat_valid = cloudy.flatten(0, 1), labels.flatten(0, 1), valid.flatten(0, 1)
@@ -289,7 +289,7 @@ class SeriesMaker:
 
 
 def _coarser(images: Tensor, labels: Tensor, crop: int) -> tuple[Tensor, Tensor]:
-    """Return the windows at crop x crop pixels: averaged values, nearest labels, nodata where any part was."""
+    """Return the windows at crop x crop pixels: averaged values, nearest labels; nodata spreads."""
     if images.shape[-1] == crop:
         return images, labels
     images = F.interpolate(images, (crop, crop), mode="bilinear", antialias=True)
@@ -303,8 +303,8 @@ def _coarser(images: Tensor, labels: Tensor, crop: int) -> tuple[Tensor, Tensor]
 def carried_over(donor: Tensor, labels: Tensor, ground: Tensor, foreign: Tensor) -> Tensor:
     """Return `donor` (P, C, H, W) with the thin clouds and shadows of `foreign` places moved over `ground`.
 
-    Pixels of thin cloud and shadow show the ground below: taken as they are, desert would come along into forest.
-    A shadow is carried over as a ratio to the donor's clear ground, a thin cloud as a difference from it.
+    Pixels of thin cloud and shadow show the ground below, which must not be pasted with them. A shadow is transferred
+    as a ratio to the donor's clear ground, a thin cloud as a difference from it.
     """
     known = (labels == CLEAR)[:, None]
     count = known.sum((-2, -1), keepdim=True)
@@ -312,7 +312,7 @@ def carried_over(donor: Tensor, labels: Tensor, ground: Tensor, foreign: Tensor)
     enough = count > 0.005 * labels[0].numel()
     clear = torch.where(enough, clear, ground.mean((-2, -1), keepdim=True)).clamp_min(1e-3)
     ratio, dark = donor / clear, (labels == SHADOW)[:, None]
-    # The clear ground of the window need not be that under the shadow: a shadow must darken all the same.
+    # The clear ground of the window may differ from that under the shadow; a shadow must darken in any case.
     usual = (ratio * dark).mean((1, 2, 3), keepdim=True) / dark.float().mean((1, 2, 3), keepdim=True).clamp_min(1e-6)
     shadow = ground * (ratio * (0.65 / usual.clamp_min(0.65))).clamp(0.12, 1)
     thin = (0.6 * ground + donor - 0.6 * clear).clamp(0, 1)

@@ -1,8 +1,4 @@
-"""What a training step sees: one batch of series, its truths, and the seeded symmetries applied to it.
-
-METHOD 7 (training items) and LESSONS 2 ("clean this date"). Reflectance becomes the model's range here and in
-`pipeline.py`, nowhere else. No files are read here and no clouds are made.
-"""
+"""`SeriesBatch`, the input of a training step: series with targets and masks; symmetries; keyed generators."""
 
 from __future__ import annotations
 
@@ -26,9 +22,9 @@ class SeriesBatch:
     cloudy: Tensor
     """(B, T, C, H, W) the input dates; 0 where not valid, in absent dates and in absent bands."""
     clear: Tensor
-    """(B, C, H, W) the target; only its `scored` pixels are true."""
+    """(B, C, H, W) the target; valid only at `scored` pixels."""
     scored: Tensor
-    """bool (B, H, W), the target is truly clear and observed: the loss counts here and nowhere else."""
+    """bool (B, H, W), the target is observed and clear; the loss counts only these pixels."""
     hidden: Tensor
     """bool (B, H, W), pixels of the reference date under the pasted or simulated cloud; all False without reference."""
     cloud_mask: Tensor
@@ -76,8 +72,8 @@ class SeriesBatch:
 def turn(image: Tensor, symmetry: int) -> Tensor:
     """Return (..., H, W) under one of the 8 symmetries of the square.
 
-    Bit 2 swaps rows and columns, then bit 0 flips rows and bit 1 flips columns. 0 changes nothing; a swap needs the
-    caller to accept (..., W, H).
+    Bit 2 swaps rows and columns, then bit 0 flips rows and bit 1 flips columns. 0 changes nothing; a swap gives
+    (..., W, H).
     """
     if not 0 <= symmetry < 8:
         raise ShapeError(f"symmetry is {symmetry}; expected 0 to 7.")
@@ -88,5 +84,5 @@ def turn(image: Tensor, symmetry: int) -> Tensor:
 
 
 def keyed_generator(*key: int) -> np.random.Generator:
-    """Return a NumPy generator that depends on the whole numbers `key` alone."""
+    """Return a NumPy generator that depends on the integers `key` alone."""
     return np.random.Generator(np.random.Philox(np.random.SeedSequence([number & 0xFFFFFFFF for number in key])))

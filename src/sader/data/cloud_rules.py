@@ -1,8 +1,8 @@
-"""A cloud and shadow mask by rules, for when none is known: brightness, whiteness, haze and outliers in time.
+"""Rule-based cloud and shadow masks, from brightness, whiteness, haze and outliers in time, and filling of holes.
 
-LESSONS 10 and 13: a decent stand-in, not a cloud detector; a trained mask or the product's own is better by far. The
-default thresholds were chosen on CloudSEN12 training places of five dates (top-of-atmosphere reflectance; intersection
-over union .62 there, .66 on four other places). numpy only.
+The masks are a fallback: a trained mask or the product's own is far more accurate. The default thresholds were chosen
+on CloudSEN12 training places of five dates (top-of-atmosphere reflectance; intersection over union .62 there, .66 on
+four other places). Needs NumPy only.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from sader.errors import BandError, ShapeError
 
 
 def fill_smoothly(image: np.ndarray, known: np.ndarray, *, sweeps: int = 8) -> np.ndarray:
-    """Return `image` (C, H, W) with the pixels outside `known` (H, W) interpolated from the known ones around.
+    """Return `image` (C, H, W) with the pixels outside `known` (H, W) interpolated from known neighbours.
 
     A coarse-to-fine solution of the Laplace equation: holes are filled at half the size first, then relaxed by `sweeps`
     averages of the four neighbours. Known pixels are unchanged; values at unknown pixels are never read. Without any
@@ -98,20 +98,20 @@ def estimate_cloud_mask(
     shadow: float = 0.85,
     smooth: int = 4,
 ) -> np.ndarray:
-    """Return where clouds and shadows probably are, bool (T, H, W), True = cloud or shadow.
+    """Return an estimate of clouds and shadows, bool (T, H, W), True = cloud or shadow.
 
     cloudy: (T, C, H, W) reflectance; bands: their names (None: guessed from the number of bands); valid: bool
-    (T, H, W), False where a date has no data. All thresholds are reflectance unless said otherwise:
+    (T, H, W), False where a date has no data. All thresholds are reflectance unless stated otherwise:
 
     - cloud: the visible bands are brighter than in the darkest dates by `rise`, and the haze index B02 - B04 / 2 is
       higher by `haze` (clouds and haze are bluer than bare ground); or brighter than `bright` with half that haze; or
-      the cirrus band, where there is one, higher by `cirrus`; or, whatever the other dates show, brighter than `thick`
-      and white: the visible bands differ by less than `white` times their mean (snow passes for cloud here).
-    - shadow: near infrared below `shadow` times, and red below `shadow` + 0.1 times, what the pixel usually has
-      (40 % quantile over the dates, corrected for the brightness of the date as a whole).
+      the cirrus band, if given, higher by `cirrus`; or, regardless of the other dates, brighter than `thick` and white:
+      the visible bands differ by less than `white` times their mean (snow is classified as cloud).
+    - shadow: near infrared below `shadow` times, and red below `shadow` + 0.1 times, the usual value of
+      the pixel (40 % quantile over the dates, corrected for the brightness of the whole date).
     - `smooth`: radius of the majority filter, pixels; 0 for none.
 
-    With one date, or where only one has data, time tells nothing: only bright white pixels are found.
+    With one date, or where only one has data, only bright white pixels are found.
     """
     if cloudy.ndim != 4:
         raise ShapeError(f"cloudy has {cloudy.ndim} dimensions {cloudy.shape}; expected (T, C, H, W)")
@@ -125,8 +125,8 @@ def estimate_cloud_mask(
     is_white = spread < white * visible
     compared = valid.sum(0) > 1
 
-    # One shadowed date must not make the others look bright: it is left out of the darkest dates, but only where the
-    # pixel is usually dark ground, since under frequent clouds the one clear date is the dark outlier.
+    # A shadowed date would make the others appear bright, so it is left out of the darkest dates, but only where the
+    # pixel is usually dark ground: under frequent clouds the one clear date is the dark outlier.
     usual = _quantile(visible, valid, 0.4)
     shaded = (visible < 0.75 * usual) & (infrared < 0.75 * _quantile(infrared, valid, 0.4)) & (usual < 0.15)
     lit = valid & ~shaded
@@ -142,7 +142,7 @@ def estimate_cloud_mask(
     for band, least in ((infrared, shadow), (red, shadow + 0.1)):
         ratio = band / np.maximum(_quantile(band, valid, 0.4), 0.01)
         for date, clear in enumerate(valid & ~cloud):
-            # The date as a whole may be darker (season, sun): its brightest clear pixels say by how much.
+            # The whole date may be darker (season, sun): its brightest clear pixels give the factor.
             level = float(np.clip(np.quantile(ratio[date][clear], 0.9), 0.7, 1.1)) if clear.any() else 1.0
             dark[date] &= ratio[date] < least * level
     mask = (cloud | (dark & compared)) & valid
@@ -152,7 +152,7 @@ def estimate_cloud_mask(
 
 
 def _band_names(count: int, bands: Sequence[str] | None) -> list[str]:
-    """Return the band names, given or guessed, or raise when the visible bands cannot be told."""
+    """Return the band names, given or guessed; raise if the visible bands are not among them."""
     names = list(USUAL_BANDS.get(count, ()) if bands is None else bands)
     if len(names) != count:
         found = f"{count} bands" if bands is None else f"{count} bands and {len(names)} names"
@@ -170,7 +170,7 @@ def _band_names(count: int, bands: Sequence[str] | None) -> list[str]:
 
 
 def _quantile(values: np.ndarray, valid: np.ndarray, share: float) -> np.ndarray:
-    """Return the quantile over the valid dates, (T, H, W) -> (H, W): one of the values; zero where there is none."""
+    """Return the quantile over the valid dates, (T, H, W) -> (H, W): one of the values; zero without a valid date."""
     count = valid.sum(0)
     ordered = np.sort(np.where(valid, values, np.inf), axis=0)
     rank = np.round(share * np.maximum(count - 1, 0)).astype(int)

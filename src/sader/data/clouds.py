@@ -1,7 +1,7 @@
 """Simulated clouds, haze, cirrus and their shadows, and real clouds cut from labelled images, on batches of tensors.
 
-Training data beyond the paper (METHOD 7): every field is spectral noise shaped per image, cut at the quantile that
-gives the wanted coverage and turned into optical depth. It models no radiative transfer and knows no land below.
+Every field is spectral noise with parameters of its own for each image, cut at the quantile that gives the wanted
+coverage and converted to optical depth. Radiative transfer and the land below are not modelled.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class Draws:
 
 
 class Grid:
-    """A periodic grid on which noise is made and moved by its Fourier transform."""
+    """A periodic grid on which noise is generated and shifted by its Fourier transform."""
 
     def __init__(self, rows: int, columns: int, draw: Draws) -> None:
         self.rows, self.columns, self.draw = rows, columns, draw
@@ -56,7 +56,7 @@ class Grid:
     def noise(self, slope: Tensor, scale: Tensor, *, stretch: Tensor | None = None) -> Tensor:
         """Return (B, rows, columns) of zero mean and unit deviation; amplitude (1/scale^2 + k^2)^(-slope/2).
 
-        `stretch` draws the noise out along a random direction by that factor.
+        `stretch` lengthens the noise along a random direction by that factor.
         """
         angle = self.draw.uniform(0.0, torch.pi)[:, None, None]
         along = self.kx * angle.cos() + self.ky * angle.sin()
@@ -65,7 +65,7 @@ class Grid:
             s = stretch[:, None, None]
             k2 = (k2 - along**2) / s + along**2 * s
         amplitude = (k2 + scale[:, None, None] ** -2) ** (-slope[:, None, None] / 2)
-        # No structure below the sharpness of the sensor, where thresholding would leave single pixels.
+        # No structure finer than the sensor resolves, where thresholding would leave single pixels.
         amplitude = amplitude * torch.exp(-2 * (torch.pi * 0.7) ** 2 * (self.kx**2 + self.ky**2))
         amplitude[:, 0, 0] = 0
         white = torch.randn(
@@ -74,14 +74,13 @@ class Grid:
         return unit(self._back(torch.view_as_complex(white) * amplitude))
 
     def shift_and_blur(self, field: Tensor, shift: Tensor, deviation: Tensor) -> Tensor:
-        """Return `field` (B, rows, columns) moved by `shift` (B, 2) pixels, not only whole ones, and softened."""
+        """Return `field` (B, rows, columns) moved by `shift` (B, 2) pixels, fractions included, and blurred."""
         k2 = self.kx**2 + self.ky**2
         soften = torch.exp(-2 * torch.pi**2 * deviation[:, None, None] ** 2 * k2)
         phase = -2 * torch.pi * (self.ky * shift[:, 0, None, None] + self.kx * shift[:, 1, None, None])
         return self._back(self._there(field) * torch.polar(soften, phase))
 
-    # On a GPU cuFFT makes a plan for every size of a batch, and making one may wait until the device has finished all
-    # else: so few sizes.
+    # cuFFT creates a plan for every batch size, and creating one may wait until the device is idle: use few sizes.
     def _there(self, field: Tensor) -> Tensor:
         return torch.fft.rfft2(filled_up(field) if field.is_cuda else field)[: len(field)]
 
@@ -91,7 +90,7 @@ class Grid:
 
 
 def filled_up(images: Tensor) -> Tensor:
-    """Return the batch followed by zeros, so many that there are a multiple of 8."""
+    """Return the batch padded with zeros to a multiple of 8."""
     missing = -len(images) % 8
     return torch.cat([images, images.new_zeros((missing, *images.shape[1:]))]) if missing else images
 
@@ -104,25 +103,25 @@ def unit(field: Tensor) -> Tensor:
 def quantile(field: Tensor, level: Tensor) -> Tensor:
     """Return (B,) the value of `field` (B, H, W) below which a part `level` (B,) of the pixels lies."""
     height, width = field.shape[1:]
-    stride = max(1, int((height * width / 65536) ** 0.5))  # the fields are smooth: a sparse grid ranks them well
+    stride = max(1, int((height * width / 65536) ** 0.5))  # a sparse grid is enough to rank smooth fields
     values = field[:, ::stride, ::stride].flatten(1).sort(dim=1).values
     count = values.shape[1]
     found = values.gather(1, (level * count).long().clamp(0, count - 1)[:, None])[:, 0]
-    # Level 1 must leave nothing above the cut, not even beside the image, and level 0 everything.
+    # Level 1 must leave nothing above the cut, not even beside the image; level 0 must leave everything.
     found = torch.where(level >= 1, math.inf, found)
     return torch.where(level <= 0, field.amin(dim=(1, 2)) - 0.5, found)
 
 
 def quick_size(size: int) -> int:
-    """Return the next multiple of 32: quick to transform."""
+    """Return the next multiple of 32, a size with a fast Fourier transform."""
     return -(-size // 32) * 32
 
 
 BANDS13 = ("B01", "B02", "B03", "B04", "B05", "B06", "B07", "B08", "B8A", "B09", "B10", "B11", "B12")
 
-# Per band, in the order of BANDS13. Thick cloud relative to its B02 and the part of the light that a full shadow
-# takes away were read off Sentinel-2 L1C images; B09 and B10 see only what stands above the water vapour, so they
-# run from the low-cloud value to the high-cloud value.
+# Per band, in the order of BANDS13. Thick cloud relative to its B02, and the share of the radiance that a full
+# shadow removes, were measured in Sentinel-2 L1C images; B09 and B10 observe only what is above the water vapour, so
+# they range from the low-cloud value to the high-cloud value.
 _WAVELENGTH = (443, 490, 560, 665, 705, 740, 783, 842, 865, 945, 1375, 1610, 2190)
 _ALBEDO_LOW = (0.97, 1.00, 0.99, 1.05, 1.06, 1.08, 1.12, 1.10, 1.14, 0.18, 0.004, 0.96, 0.76)
 _ALBEDO_HIGH = (0.97, 1.00, 0.99, 1.05, 1.07, 1.09, 1.11, 1.10, 1.13, 0.68, 0.080, 0.90, 0.74)
@@ -142,22 +141,22 @@ _THICK_KINDS = {
 
 @dataclass(frozen=True)
 class CloudSettings:
-    """Distributions the simulator draws from; a pair is a range, drawn uniformly unless said otherwise."""
+    """Distributions the simulator draws from; a pair is a range, drawn uniformly unless stated otherwise."""
 
     coverage: tuple[float, float] = (0.05, 0.95)
-    """Part of the image under visible cloud where none is asked for; 0 to 1."""
+    """Share of the image under visible cloud if no coverage is given; 0 to 1."""
     clear_probability: float = 0.05
-    """Chance of no cloud at all where no coverage is asked for; 0 to 0.5."""
+    """Probability of no cloud if no coverage is given; 0 to 0.5."""
     overcast_probability: float = 0.07
-    """Chance of full cover where no coverage is asked for; 0 to 0.5."""
+    """Probability of full cover if no coverage is given; 0 to 0.5."""
     thick_kinds: tuple[float, float, float] = (0.4, 0.4, 0.2)
     """Weights of broken multi-scale cloud, cumulus fields and stratus with one long edge; need not sum to 1."""
     thin_kinds: tuple[float, float, float] = (0.45, 0.3, 0.25)
     """Weights of no thin cloud, cirrus and haze; need not sum to 1."""
     thin_only_probability: float = 0.35
-    """Chance that an image with thin cloud has no thick cloud; 0 to 1."""
+    """Probability that an image with thin cloud has no thick cloud; 0 to 1."""
     thin_share: tuple[float, float] = (0.2, 0.7)
-    """Part of the coverage that thin cloud has where both are present; 0 to 1."""
+    """Share of thin cloud in the coverage if both are present; 0 to 1."""
     thickness: tuple[float, float] = (0.25, 1.5)
     """Factor on the optical depth of thick cloud, drawn uniformly in its logarithm; 0.2 to 3."""
     cirrus_depth: tuple[float, float] = (0.12, 0.9)
@@ -169,23 +168,23 @@ class CloudSettings:
     brightness: tuple[float, float] = (0.34, 0.88)
     """Reflectance of dense thick cloud in B02; 0.3 to 1."""
     texture: tuple[float, float] = (0.5, 1.3)
-    """Strength of the light and dark sides of thick cloud; 0 is flat."""
+    """Strength of the shading of thick cloud; 0 is flat."""
     shadow_strength: tuple[float, float] = (0.65, 1.0)
-    """Darkness of a full shadow; 0 is no shadow, 1 the darkest seen in Sentinel-2."""
+    """Darkness of a full shadow; 0 is no shadow, 1 the darkest measured in Sentinel-2."""
     shadow_offset: tuple[float, float] = (6.0, 56.0)
     """Distance of a shadow from its cloud in pixels (height times the tangent of the sun's zenith angle), uniform in
     its logarithm. 10 m pixels: 500 m high and 30 degrees is 29. The cost grows with the upper end."""
     shadow_blur: tuple[float, float] = (0.7, 2.0)
-    """Standard deviation in pixels of the softening of shadows; at least 0.5."""
+    """Standard deviation in pixels of the blur of shadows; at least 0.5."""
     sun_azimuth: tuple[float, float] = (20.0, 160.0)
-    """Where the sun stands, degrees clockwise from north (up); morning orbits see it in the east. 0 to 360."""
+    """Azimuth of the sun, degrees clockwise from north (up), 0 to 360; in the east for morning orbits."""
     visible: float = 0.012
     """Opacity and darkening below this are set to zero, so that the masks mark exactly the changed pixels."""
 
 
 @dataclass(frozen=True)
 class CloudFields:
-    """Clouds of a batch, without colour: what `apply_clouds` lays over an image; (B, H, W) where no shape is said."""
+    """Clouds of a batch without colour, input of `apply_clouds`; (B, H, W) where no shape is given."""
 
     opacity: Tensor
     """Thick cloud, 0 to 1."""
@@ -198,11 +197,11 @@ class CloudFields:
     texture: Tensor
     """Brightness of thick cloud relative to its dense, evenly lit part; about 0.5 to 1.1."""
     height: Tensor
-    """(B,) height of thick cloud above most of the water vapour, 0 low to 1 high; decides B09 and B10."""
+    """(B,) height of thick cloud relative to the water vapour, 0 low to 1 high; it sets B09 and B10."""
     displacement: Tensor
     """(B, 2) rows and columns from a cloud to its shadow."""
     settings: CloudSettings
-    """What the fields were drawn with; `apply_clouds` draws the colours from it."""
+    """Settings of the fields; `apply_clouds` draws the colours from them."""
 
     def visible_cloud(self) -> Tensor:
         """Return bool (B, H, W): thick or thin cloud that changes the pixel."""
@@ -223,8 +222,8 @@ def cloud_fields(
     """Return the clouds of `batch` images of height x width pixels.
 
     `coverage` (B,) is the part of each image under visible cloud, 0 to 1, thick and thin together, shadows not
-    counted; None draws it from `settings`. `generator` must live on `device`; the same seed gives the same bits.
-    The noise lives on a periodic grid larger than the image, so shadows of clouds outside the image fall into it.
+    counted; None draws it from `settings`. `generator` must be on `device`; the same seed gives the same bits.
+    The noise is on a periodic grid larger than the image, so that clouds outside the image cast shadows into it.
     """
     settings = settings or CloudSettings()
     if batch < 1 or height < 4 or width < 4:
@@ -235,14 +234,14 @@ def cloud_fields(
         raise ValueRangeError(f"coverage runs to {coverage.min():.3g}..{coverage.max():.3g}; expected 0 to 1.")
     if generator.device.type != torch.device(device).type:
         raise ConfigError(
-            f"generator lives on {generator.device} and the clouds on {device}; expected one device. "
+            f"generator is on {generator.device} and the clouds on {device}; expected one device. "
             f"Use torch.Generator(device={str(device)!r})."
         )
     draw = Draws(batch, generator, torch.device(device))
 
     azimuth = torch.deg2rad(draw.uniform(*settings.sun_azimuth))
     offset = draw.log_uniform(*settings.shadow_offset)
-    # North is up: the sun at azimuth a stands in the direction (-cos a, sin a) of (rows, columns); shadows fall away.
+    # North is up: the sun at azimuth a is in the direction (-cos a, sin a) of (rows, columns), shadows opposite.
     sun = torch.stack([-azimuth.cos(), azimuth.sin()], dim=-1)
     displacement = -sun * offset[:, None]
     margin = int(settings.shadow_offset[1] + 3 * settings.shadow_blur[1]) + 1
@@ -259,7 +258,7 @@ def cloud_fields(
         torch.where(is_cirrus, draw.uniform(80.0, 300.0), draw.uniform(200.0, 600.0)),
         stretch=torch.where(is_cirrus, draw.log_uniform(1.5, 5.0), draw.uniform(1.0, 1.5)),
     )
-    # Streaks come in banks: a broad field that is not stretched decides where they are.
+    # Streaks occur in banks: a broad, unstretched field sets their positions.
     banks = grid.noise(draw.uniform(2.0, 2.6), draw.uniform(150.0, 300.0))
     thin = unit(thin + 0.8 * banks)[:, :height, :width]
 
@@ -280,16 +279,16 @@ def cloud_fields(
     strength = torch.where(
         is_cirrus, draw.log_uniform(*settings.cirrus_depth), draw.log_uniform(*settings.haze_depth)
     ) * (thin_kind > 0)
-    # Cover of a large part of the sky starts at a low cut: normalise, so that it is not denser for that.
+    # A large coverage starts at a low cut: normalise, so that it is not denser.
     spread = (ranked.where(ranked < 1e4, -1e4).amax(dim=(1, 2)) - thin_cut).clamp(1.0, 4.0)
     thin_depth = _depth(thin, thin_cut, strength / spread * 1.6, 1.3, settings)
     thin_depth = torch.where(-torch.expm1(-thin_depth) >= settings.visible, thin_depth, 0.0)
 
     blur = draw.uniform(*settings.shadow_blur).clamp_min(0.5)
-    # The slanted sunlight crosses more of the cloud than the view from above does.
+    # Slanted sunlight passes through more of the cloud than the view from above.
     blocked = -torch.expm1(-1.7 * depth) * (opacity > 0)
     shadow = grid.shift_and_blur(blocked, displacement, blur)[:, :height, :width]
-    # The faint foot of the blur is cut off without a step, or the mask would be far wider than the shadow seen.
+    # The faint tail of the blur is removed without a step; otherwise the mask would be wider than the visible shadow.
     shadow = ((shadow - 0.07) / 0.93).clamp(0, 1)
     shadow = shadow * draw.uniform(*settings.shadow_strength)[:, None, None]
     fine = grid.noise(draw.uniform(1.4, 1.8), draw.uniform(20.0, 80.0))[:, :height, :width]
@@ -311,7 +310,7 @@ def apply_clouds(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Return (cloudy (B, C, H, W), cloud_mask, shadow_mask, thin_mask), the masks bool (B, H, W).
 
-    `clear` (B, C, H, W) is reflectance in [0, 1]. Light passes shadow, then haze and cirrus, then thick cloud.
+    `clear` (B, C, H, W) is reflectance in [0, 1]. Shadow is applied first, then haze and cirrus, then thick cloud.
     `cloud_mask` marks every pixel that cloud changes, thick or thin; `thin_mask` those of them where more than half
     of the ground still shows in B04; `shadow_mask` those darkened. Outside cloud and shadow masks no bit changes.
     """
@@ -337,7 +336,7 @@ def apply_clouds(
 
     angstrom = each(draw.uniform(*settings.angstrom))
     hidden = -torch.expm1(-fields.haze[:, None] * light ** (-angstrom))
-    # Haze scatters less than it hides where it absorbs: smoke is dark, mist bright.
+    # Absorbing haze scatters less than it hides: smoke is dark, mist bright.
     airlight = (
         table(_HAZE_ALBEDO) * each(draw.uniform(0.75, 1.25)) * light.clamp_max(2.0) ** each(draw.uniform(-0.25, 0.1))
     )
@@ -348,7 +347,7 @@ def apply_clouds(
     albedo = torch.lerp(table(_ALBEDO_LOW), table(_ALBEDO_HIGH), each(fields.height))
     # A slight tilt of colour from image to image: sun height and aerosol above the cloud.
     albedo = albedo * light.clamp_max(1.8) ** each(draw.uniform(-0.12, 0.10)) * each(draw.uniform(*settings.brightness))
-    # Dark sides are lit by the blue sky more than by the sun.
+    # The shaded sides receive more blue skylight than sunlight.
     texture = fields.texture[:, None] ** (0.75 + 0.25 * light.clamp_max(1.8))
     opacity = fields.opacity[:, None]
     cloudy = seen + opacity * ((albedo * texture).clamp(0, 1) - seen)
@@ -368,12 +367,12 @@ def paste_clouds(
     generator: torch.Generator | None = None,
     max_shift: int = 0,
 ) -> tuple[Tensor, Tensor]:
-    """Return (cloudy (B, C, H, W), mask bool (B, H, W)): real clouds and shadows of `donor` laid over `clear`.
+    """Return (cloudy (B, C, H, W), mask bool (B, H, W)): real clouds and shadows of `donor` pasted over `clear`.
 
     `donor` (B, C, H, W) is another image in the same bands and levels, `donor_mask` bool (B, H, W) marks what to take.
-    `feather` is the width in pixels, 0 to 10, over which the donor fades in, inside its mask so that none of its
-    ground comes along; 0 cuts hard. With a `generator` each donor is flipped at random and moved by up to
-    `max_shift` pixels; what moves in from outside is not pasted. `mask` marks exactly the changed pixels.
+    `feather` is the width in pixels, 0 to 10, of the soft edge inside the mask, so that none of the donor's ground is
+    pasted; 0 gives a hard edge. With a `generator` each donor is flipped at random and moved by up to
+    `max_shift` pixels; pixels from outside the donor are not pasted. `mask` marks exactly the changed pixels.
     """
     if clear.shape != donor.shape or clear.ndim != 4:
         raise ShapeError(
@@ -385,20 +384,20 @@ def paste_clouds(
             f"{(clear.shape[0], *clear.shape[2:])}."
         )
     if feather < 0:
-        raise ConfigError(f"feather is {feather}; expected at least 0 pixels (0 cuts hard).")
+        raise ConfigError(f"feather is {feather}; expected at least 0 pixels (0 gives a hard edge).")
     if generator is not None:
         donor, donor_mask = _flip_and_move(donor, donor_mask, max_shift, generator)
     if feather == 0:
         return torch.where(donor_mask[:, None], donor, clear), donor_mask
     weight = (2 * _blur(donor_mask.to(clear.dtype), feather / 2) - 1).clamp(0, 1) * donor_mask
     weight = torch.where(weight >= 0.01, weight, 0.0)
-    # lerp of a weight 0 keeps the bits of `clear`; at weight 1 the donor is taken as it is.
+    # lerp with weight 0 keeps the bits of `clear`, with weight 1 those of the donor.
     cloudy = torch.where(weight[:, None] < 1, clear + weight[:, None] * (donor - clear), donor)
     return cloudy, weight > 0
 
 
 def band_indices(bands: Sequence[str]) -> list[int]:
-    """Return the places of `bands` in BANDS13, or raise BandError naming the band that does not exist."""
+    """Return the indices of `bands` in BANDS13, or raise a BandError with the unknown band."""
     if isinstance(bands, str) or len(bands) == 0:
         raise BandError(f"bands is {bands!r}; expected a sequence of names such as ('B02', 'B03', 'B04', 'B08').")
     for band in bands:
@@ -416,7 +415,7 @@ def _draw_coverage(draw: Draws, settings: CloudSettings) -> Tensor:
 def _front(grid: Grid, height: int, width: int, displacement: Tensor) -> Tensor:
     """Return (B, rows, columns) rising in a random direction, about -1 to 1 over the image: one long edge.
 
-    The margin of the periodic grid counts as lying on the side where the shadows come from.
+    The margin of the periodic grid belongs to the side of the sun.
     """
     draw = grid.draw
     rows = torch.arange(grid.rows, device=draw.device, dtype=torch.float32)
@@ -428,9 +427,9 @@ def _front(grid: Grid, height: int, width: int, displacement: Tensor) -> Tensor:
 
 
 def _texture(depth: Tensor, fine: Tensor, sun: Tensor, strength: Tensor) -> Tensor:
-    """Return brightness of thick cloud (B, H, W): thin parts greyer, sides towards the sun brighter, fine billows."""
+    """Return brightness of thick cloud (B, H, W): thin parts greyer, sides towards the sun brighter, fine texture."""
     height, width = fine.shape[1:]
-    # Height grows slower than depth; the lit side is where it rises away from the sun.
+    # Height grows slower than depth; the bright side is where it rises away from the sun.
     top = torch.log1p(depth)
     fall_y = torch.roll(top, -1, dims=1) - torch.roll(top, 1, dims=1)
     fall_x = torch.roll(top, -1, dims=2) - torch.roll(top, 1, dims=2)
@@ -452,7 +451,7 @@ def _visible(opacity: Tensor, settings: CloudSettings) -> Tensor:
 
 
 def _blur(mask: Tensor, deviation: float) -> Tensor:
-    """Return `mask` (B, H, W) under a Gaussian; the border is continued, so clouds cut by it stay whole."""
+    """Return `mask` (B, H, W) under a Gaussian; the border is extended, so that clouds there are not thinned."""
     radius = max(1, int(3 * deviation + 0.5))
     taps = torch.arange(-radius, radius + 1, device=mask.device, dtype=mask.dtype)
     kernel = torch.exp(-0.5 * (taps / deviation) ** 2)

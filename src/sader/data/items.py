@@ -1,7 +1,7 @@
 """Evaluation items with known truth, the same on every machine: clean this date, the paper's task, simulated clouds.
 
-LESSONS 1, 2 and 7: each builder yields `Item`s from `SeriesRecord`s (shards need no rasterio) and depends on its
-arguments alone. Nothing is scored here: see `sader.evaluation`.
+Each builder yields `Item`s from `SeriesRecord`s (shards need no rasterio) and depends on its arguments alone. Scores
+are computed in `sader.evaluation`.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ from sader.data.shards import SeriesRecord
 from sader.errors import ConfigError, DataError
 
 CLEAR_SHARE = 0.5
-"""Least part of the frame that must be labelled clear for a date to be a truth."""
+"""Minimum share of the frame that must be labelled clear for a date to be a target."""
 WINDOW = 300
 """Frames longer than twice this are cut into windows of about this many pixels a side."""
 SMALLEST_WINDOW = 64
-"""Side of the smallest image that simulated clouds are laid over."""
+"""Side of the smallest image for simulated clouds."""
 _MAY_BE_ZERO = ("B10",)
 
 
@@ -57,12 +57,12 @@ class Frames:
 
     @property
     def dates(self) -> range:
-        """Their numbers."""
+        """Numbers of the dates."""
         return range(len(self.images))
 
     @property
     def truths(self) -> list[int]:
-        """Dates clear enough to be a truth."""
+        """Dates clear enough to be a target."""
         return [date for date in self.dates if self.clear(date).mean() >= CLEAR_SHARE]
 
     @property
@@ -82,7 +82,7 @@ def read_frames(records: Iterable[SeriesRecord], bands: Sequence[str] | None, *,
         dn = record.dn[:, [record.bands.index(name) for name in names]]
         valid = observed(dn, names)
         labels = np.full(valid.shape, UNKNOWN, np.uint8) if record.labels is None else record.labels
-        # "Not covered" on a date that has labels elsewhere is no data; on a date without any it is ignorance.
+        # On a date with labels, an unlabelled pixel is nodata; on a date without labels it is unknown.
         some = ((labels != UNKNOWN) & valid).any((1, 2))
         valid = valid & ((labels != UNKNOWN) | ~some[:, None, None])
         images = np.minimum(dn.astype(np.float32) / 10000, 1) * valid[:, None]
@@ -119,7 +119,7 @@ def _pieces(height: int, width: int) -> Iterator[tuple[slice, slice]]:
 
 
 def cloudy_windows(place: Frames, size: tuple[int, ...]) -> Iterator[tuple[int, slice, slice]]:
-    """Yield (date, rows, columns) of windows observed throughout and partly cloudy: clouds must not end in lines."""
+    """Yield (date, rows, columns) of partly cloudy windows without nodata, where clouds would end in lines."""
     height, width = place.valid.shape[1:]
     for date in place.dates:
         if not place.labelled(date):
@@ -134,7 +134,7 @@ def cloudy_windows(place: Frames, size: tuple[int, ...]) -> Iterator[tuple[int, 
 
 
 def clear_windows(place: Frames, side: int) -> list[tuple[int, slice, slice]]:
-    """Return (date, rows, columns) of windows of `side` pixels (fewer in a smaller frame) that are all but clear."""
+    """Return (date, rows, columns) of windows of `side` pixels (fewer in a smaller frame) that are nearly all clear."""
     height, width = place.valid.shape[1:]
     side = min(side, height, width)
     found = []
@@ -149,14 +149,14 @@ def clear_windows(place: Frames, side: int) -> list[tuple[int, slice, slice]]:
 
 
 LEAST_SCORED = 500
-"""Items with fewer scored pixels say nothing and are left out."""
+"""Items with fewer scored pixels are left out."""
 CLOUD_SHARE = 0.05
-"""Least part of the reference's clear area that a donor's cloud and shadow must cover."""
+"""Minimum share of the reference's clear area that a donor's cloud and shadow must cover."""
 
 
 @dataclass(frozen=True, eq=False)
 class Item:
-    """One question with its answer: cloudy dates, the truth, and the pixels on which to compare."""
+    """One evaluation item: cloudy dates, the target, and the pixels to compare."""
 
     name: str
     """Unique within a task: place, reference date, donor."""
@@ -169,11 +169,11 @@ class Item:
     clear: np.ndarray
     """float32 (C, H, W), true on the scored pixels."""
     scored: np.ndarray
-    """bool (H, W): the truth is known and worth a question."""
+    """bool (H, W): the target is known and scored."""
     cloud_mask: np.ndarray
     """bool (T, H, W), true cloud or shadow; an estimate on dates without labels."""
     label_known: bool
-    """Whether every date's mask is true; False: some were estimated by rules."""
+    """Whether the masks of all dates are true; False: some were estimated by rules."""
     valid: np.ndarray
     """bool (T, H, W), the pixel was observed."""
     reference: int | None
@@ -183,7 +183,7 @@ class Item:
     bands: tuple[str, ...]
     """Names of the C bands."""
     aux: np.ndarray | None = None
-    """float32 (T, A, H, W), bands that only help and are not scored."""
+    """float32 (T, A, H, W), auxiliary input bands, not scored."""
     aux_bands: tuple[str, ...] = ()
     """Names of the A auxiliary bands."""
 
@@ -202,12 +202,12 @@ class Item:
 
     @property
     def cover(self) -> float:
-        """Part of the observed input pixels under cloud or shadow."""
+        """Share of the observed input pixels under cloud or shadow."""
         return float((self.cloud_mask & self.valid).sum() / max(int(self.valid.sum()), 1))
 
     @property
     def kept(self) -> np.ndarray:
-        """Bool (H, W): clear pixels of the reference date, which must come out unchanged; all False without one."""
+        """Bool (H, W): clear pixels of the reference date, which must stay unchanged; all False without one."""
         if self.reference is None:
             return np.zeros(self.scored.shape, bool)
         return self.valid[self.reference] & ~self.cloud_mask[self.reference]
@@ -223,19 +223,19 @@ def clean_this_date(
     limit: int | None = None,
     seed: int = 0,
 ) -> Iterator[Item]:
-    """Yield LESSONS 2: a real clear date with another's real clouds and shadows pasted in, scored on those pixels.
+    """Yield clear dates with the real clouds and shadows of another date pasted in, scored on those pixels.
 
-    A record with labelled clouds gives its own: each clear date is a reference and each cloudy date a donor, which is
-    then left out of the inputs (unless fewer than two would remain). A record without (Rondonia, SEN12MS-CR) gets
-    `per_reference` clouds from `donors` (default: the labelled ones among `records`), thick cloud as it is, shadow and
-    thin cloud carried over to the new ground, and a seeded choice of `others` other dates. `limit`: items per place.
+    In a record with labelled clouds each clear date is a reference and each cloudy date a donor, which is then left out
+    of the inputs (unless fewer than two would remain). A record without labelled clouds (Rondonia, SEN12MS-CR) gets
+    `per_reference` clouds from `donors` (default: the labelled ones among `records`), thick cloud unchanged, shadow and
+    thin cloud transferred to the new ground, and a seeded choice of `others` other dates. `limit`: items per place.
     """
     frames = list(read_frames(records, bands))
     sources = frames if donors is None else list(read_frames(donors, bands))
     sources = [place for place in sources if place.has_clouds]
     for place in frames:
-        made = _own_clouds(place) if place.has_clouds else _foreign_clouds(place, sources, others, per_reference, seed)
-        yield from _capped(made, limit, seed, place.name)
+        items = _own_clouds(place) if place.has_clouds else _foreign_clouds(place, sources, others, per_reference, seed)
+        yield from _capped(items, limit, seed, place.name)
 
 
 def paper_task(
@@ -248,7 +248,7 @@ def paper_task(
 ) -> Iterator[Item]:
     """Yield the paper's task: a clear date is the target, each choice of `inputs` other dates the input.
 
-    Scored where the target is clear and some input observed. Only records with labelled clouds, and those of public
+    Scored where the target is clear and some input observed. Only records with labelled clouds and those of public
     datasets, which name their target: all their other dates are then the input. `limit`: items per place, chosen by
     `seed`.
     """
@@ -279,8 +279,8 @@ def simulated(
 ) -> Iterator[Item]:
     """Yield clear windows as `dates` pseudo-dates under simulated clouds of each coverage on every date.
 
-    The first date is the reference; scored are its hidden pixels. Only windows that are clear but for a few pixels
-    and at least `SMALLEST_WINDOW` a side; the few are nodata on every date.
+    The first date is the reference; its hidden pixels are scored. Windows must be clear except for a few pixels, which
+    become nodata on every date, and have at least `SMALLEST_WINDOW` pixels a side.
     """
     for place in read_frames(records, bands, cut=False):
         spots = clear_windows(place, side)
@@ -320,7 +320,7 @@ def with_dates(items: Iterable[Item], dates: int, *, seed: int = 0) -> Iterator[
             reference=None if item.reference is None else keep.index(item.reference),
             days=None if item.days is None else tuple(item.days[k] for k in keep),
         )
-        # What the target shows but none of these dates observed is no question for the paper's task.
+        # Pixels that none of these dates observed are not scored in the paper's task.
         if item.reference is None:
             fewer = replace(fewer, scored=item.scored & fewer.valid.any(0))
         if fewer.scored.sum() >= LEAST_SCORED:
@@ -362,7 +362,7 @@ def _foreign_clouds(
 ) -> Iterator[Item]:
     if place.truths and not sources:
         raise DataError(
-            f"{place.name} has no labelled clouds and there are none to paste into it. "
+            f"{place.name} has no labelled clouds, and no other place has any to paste. "
             "Give labelled places as well, such as CloudSEN12 (donors=, --clouds)."
         )
     size = place.valid.shape[1:]
@@ -394,7 +394,7 @@ def _foreign_clouds(
 def _pasted(
     place: Frames, name: str, reference: int, donor: np.ndarray, pasted: np.ndarray, used: Sequence[int]
 ) -> Iterator[Item]:
-    """Yield the item (none if too little is scored): `donor` (C, H, W) laid over the reference where `pasted`."""
+    """Yield the item (none if too little is scored): `donor` (C, H, W) replaces the reference where `pasted`."""
     truth = place.images[reference]
     images = place.images.copy()
     images[reference] = np.where(pasted, donor, truth)
@@ -402,7 +402,7 @@ def _pasted(
     masks[reference] |= pasted
     for date in used:
         if not place.labelled(date):
-            # Compared with the truth itself, the rules come as near to a true mask as they can.
+            # With the true target among the dates, the rules give their most accurate mask.
             pair = np.stack([truth, images[date]])
             masks[date] = estimate_cloud_mask(pair, place.bands, valid=place.valid[[reference, date]])[1]
     item = Item(
@@ -500,7 +500,7 @@ def _simulate(
 
 
 def _cropped(item: Item, observed: np.ndarray) -> Iterator[Item]:
-    """Yield the item cut to the bounding box of `observed` (H, W); nothing where too few pixels are scored."""
+    """Yield the item cut to the bounding box of `observed` (H, W); nothing if too few pixels are scored."""
     if item.scored.sum() < LEAST_SCORED:
         return
     rows, columns = np.flatnonzero(observed.any(1)), np.flatnonzero(observed.any(0))

@@ -1,7 +1,7 @@
 """Readers that turn archives into `SeriesRecord`s; `pack_sources` and `pack_dataset` write them as shards.
 
 One function per layout: CloudSEN12-like places, a folder of dated scenes, SEN12MS-CR pairs, a EuroSAT tar, any folder
-of GeoTIFFs. rasterio is imported inside: the training machine reads shards only.
+of GeoTIFFs. rasterio is imported inside the functions, because a training machine reads shards only.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ EUROSAT_SCALE = 0.28
 WINDOW = 1200
 """Large scenes become records of at most this many pixels a side."""
 MOST_MASKED = 0.05
-"""Masked share of a date above which its mask is not believed where it says clear."""
+"""Masked share of a date above which its unmasked pixels are labelled unknown, not clear."""
 VALIDATION_STRIP, GAP = 300, 32
-"""Columns at the east of a dated scene kept for validation, and the columns between that nobody sees."""
+"""Columns at the east of a dated scene kept for validation, and unused columns between the two parts."""
 _COMMON_NAMES = {
     "blue": "B02", "green": "B03", "red": "B04", "nir": "B08", "nir08": "B8A", "swir16": "B11", "swir22": "B12",
 }  # fmt: skip
@@ -41,7 +41,7 @@ _DATE = re.compile(r"(20\d\d)-?([01]\d)-?([0-3]\d)")
 
 
 def band_name(description: str | None) -> str:
-    """Return a description such as "b2", "B02 (blue)" or "nir" as a Sentinel-2 band name, "" where it is none."""
+    """Return a description such as "b2", "B02 (blue)" or "nir" as a Sentinel-2 band name, or "" if it is none."""
     word = (description or "").strip().split(" ")[0].lower()
     found = re.fullmatch(r"b0?(\d{1,2}|8a)", word)
     if found:
@@ -55,7 +55,7 @@ def read_dn(
     """Return counts uint16 (C, H, W), the band names and metres per pixel of one GeoTIFF.
 
     `bands` chooses by description; those the file lacks are left out, unless all are. `assume` names the bands of a
-    file without descriptions. Floats are taken as reflectance. `offset` is added to counts: -1000 since baseline 04.00.
+    file without descriptions. Floats are reflectance. `offset` is added to counts: -1000 since baseline 04.00.
     """
     rasterio = require("rasterio", extra="geo", purpose="reading GeoTIFF")
     try:
@@ -134,9 +134,10 @@ def read_places(
 
 
 def drop_repeats(record: SeriesRecord) -> SeriesRecord:
-    """Return the record without dates that repeat another: hiding a date is pointless when its twin is given.
+    """Return the record without repeated dates: hidden dates must not be repeated.
 
-    Of two dates whose common pixels differ by less than 15 counts (median), the one with fewer observed pixels goes.
+    Of two dates whose common pixels differ by less than 15 counts (median), the one with fewer observed pixels is
+    removed.
     """
     dn = record.dn[..., ::4, ::4].astype(np.int32)
     seen = np.all(dn > 0, axis=1)
@@ -165,10 +166,9 @@ def read_dated(
 ) -> Iterator[SeriesRecord]:
     """Yield a west (training) and an east (validation) record of one co-registered stack with dates in file names.
 
-    Pixels of value 0 are masked clouds or nodata. The rest of a date is taken as clear, unless much of the date is
-    masked: such masks miss the rims of their clouds, so nothing is known of what they left (seen on Rondonia, where
-    white remnants would have been taught as clear land). A scene narrower than four strips is one record, which
-    `split_of` places by its name.
+    Pixels of value 0 are masked clouds or nodata. The rest of a date is labelled clear, unless much of the date is
+    masked: such masks miss the edges of clouds (in Rondonia, white remnants would be labelled clear land), so the rest
+    is labelled unknown. A scene narrower than four strips is one record, which `split_of` assigns by its name.
     """
     folder = Path(folder)
     dated = sorted((found.group(), path) for path in folder.glob("*.tif") if (found := _DATE.search(path.name)))
@@ -218,7 +218,7 @@ def read_eurosat_tar(
 ) -> Iterator[SeriesRecord]:
     """Yield clear single-date mosaics of side x side EuroSAT JPEGs of one class, bands B04, B03, B02.
 
-    The 64-pixel images are too small for a crop; neighbours in a mosaic are of like colour, so its seams are like
+    The 64-pixel images are too small for a crop; neighbours in a mosaic have similar colours, and its seams resemble
     the borders of fields. Values are about reflectance / 0.28 * 255. `limit` keeps the first mosaics of each class.
     """
     from PIL import Image
@@ -242,7 +242,7 @@ def read_eurosat_tar(
         images.sort(key=lambda image: float(image.mean()))
         full = len(images) // side**2
         for number in range(full if limit is None else min(full, limit)):
-            # With a limit, spread over the class, not its darkest images alone.
+            # With a limit, spread the mosaics over the class, whose images are sorted by brightness.
             start = (number * full // (full if limit is None else min(full, limit))) * side**2
             rows = [np.concatenate(images[start + side * r : start + side * (r + 1)], 1) for r in range(side)]
             mosaic = np.concatenate(rows, 0)[..., order].transpose(2, 0, 1)
@@ -265,7 +265,7 @@ def read_folder(
     """Yield a user's own archive: the GeoTIFFs of each subfolder are the dates of one series, in the order of names.
 
     `NAME_label.tif` beside `NAME.tif` gives labels; otherwise `clear=True` declares every observed pixel clear and
-    `clear=False` leaves them unknown (such series serve as inputs, never as truth). Large scenes come in windows.
+    `clear=False` leaves them unknown (such series serve as inputs, never as truth). Large scenes are cut into windows.
     """
     rasterio = require("rasterio", extra="geo", purpose="reading GeoTIFF")
     folder = Path(folder)
@@ -315,7 +315,7 @@ READERS: dict[str, Callable[..., Iterator[SeriesRecord]]] = {
 
 
 def kind_of(path: Path) -> str:
-    """Return which reader fits `path`, judged by file names."""
+    """Return the kind of reader for `path`, from its file names."""
     if path.is_file() and path.suffix in (".tar", ".gz", ".tgz"):
         return "eurosat"
     if not path.is_dir():
@@ -334,7 +334,7 @@ def kind_of(path: Path) -> str:
 
 @dataclass(frozen=True)
 class PackedSplit:
-    """What `pack_sources` wrote for one split."""
+    """Files and records that were written for one split."""
 
     files: tuple[Path, ...]
     records: int
@@ -356,10 +356,10 @@ def pack_sources(
     eurosat_limit: int | None = None,
     progress: Callable[[SeriesRecord], None] | None = None,
 ) -> dict[str, PackedSplit]:
-    """Write the series of `sources` as shards under `out`/train and `out`/val, and return what was written.
+    """Write the series of `sources` as shards under `out`/train and `out`/val; return the written splits.
 
     A source is a path, or KIND:PATH with a kind of `READERS`. `split` "all" writes both, "train" or "val" one of them,
-    "none" puts everything into `out` itself. `level` overrides the level of places, dated and folder sources.
+    "none" writes all records into `out` itself. `level` overrides the level of places, dated and folder sources.
     """
     if split not in ("all", "train", "val", "none"):
         raise ConfigError(f"unknown split {split}{did_you_mean(split, ('all', 'train', 'val', 'none'))}")
@@ -408,10 +408,10 @@ def pack_dataset(
     step: int = DEFAULT_STEP,
     progress: Callable[[SeriesRecord], None] | None = None,
 ) -> dict[str, PackedSplit]:
-    """Write one split of a public dataset as shards under `out`/SPLIT, and return what was written.
+    """Write one split of a public dataset as shards under `out`/SPLIT; return the written split.
 
-    Each record is the dataset's own task: the target first and labelled clear, then the cloudy inputs. `bands`: those
-    to keep of the dataset's, None all. Shards of an earlier run of the same are replaced.
+    Each record is the dataset's own task: the target first and labelled clear, then the cloudy inputs. `bands`: bands
+    to keep, None for all. Shards of an earlier run with the same name are replaced.
     """
     split = dataset.request.split
     writer = ShardWriter(Path(out) / split, dataset.request.name, step=step)
@@ -421,7 +421,7 @@ def pack_dataset(
             progress(record)
     writer.flush()
     for old in writer.folder.glob(f"{writer.name}-[0-9][0-9][0-9].shard"):
-        if old not in writer.files:  # of an earlier, longer run: they would be trained on as well
+        if old not in writer.files:  # left by an earlier, longer run
             old.unlink()
     size = sum(file.stat().st_size for file in writer.files)
     return {split: PackedSplit(tuple(writer.files), writer.records, size)}

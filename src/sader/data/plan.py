@@ -1,7 +1,7 @@
-"""What each series of a training batch is made of, drawn on the CPU from (seed, step) alone.
+"""Random choices of a training batch, drawn on the CPU from (seed, step) alone.
 
-Which place, window, dates, target, clouds: small NumPy arrays, decided before any pixel is touched, so that the device
-is never waited for. `bank.py` carries a plan out. LESSONS 2 and 11 set the tasks.
+Place, window, dates, target and clouds of each series are small NumPy arrays, drawn before any pixel is read, so that
+the host never waits for the device. `bank.py` composes the batch from a plan.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from sader.errors import ConfigError, DataError
 CELL = 8
 """Side in pixels of the cells in which clear and cloudy pixels are counted."""
 REAL, PAPER, SINGLE = 0, 1, 2
-"""Tasks: clean a real date; predict a date that is not given; clean a pseudo-date made from one clear image."""
+"""Tasks: clean a real date; predict a date that is not given; clean a pseudo-date derived from one clear image."""
 
 
 Judge = Callable[[np.ndarray, np.ndarray], tuple[np.ndarray, np.ndarray]]
@@ -27,7 +27,7 @@ PUBLIC_SOURCES = (
     "sen12mscrts_ea_published", "sen12mscrts_asia_west", "sen12mscrts_europa", "rice1", "rice2", "cuhk_cr1", "cuhk_cr2",
     "allclear",
 )  # fmt: skip
-"""Public datasets that `sader data pack --dataset` writes; each weighs as much as a user's own folder."""
+"""Public datasets that `sader data pack --dataset` writes; each has the weight of a user's own folder."""
 
 
 def _default_real() -> dict[str, float]:
@@ -43,18 +43,18 @@ def _default_single() -> dict[str, float]:
 
 @dataclass(frozen=True)
 class MakerSettings:
-    """How batches are mixed. Weights need not sum to 1; sources the bank lacks are left out."""
+    """Composition of batches. Weights need not sum to 1; sources that the bank lacks are ignored."""
 
     tasks: tuple[float, float, float] = (0.6, 0.12, 0.28)
-    """Weights of: clean a real date, the paper's task, one clear image made into several dates."""
+    """Weights of three tasks: clean a real date, the paper's task, clean a pseudo-date of one clear image."""
     real_sources: dict[str, float] = field(default_factory=_default_real)
     """Weight of each source in the two tasks on real series."""
     single_sources: dict[str, float] = field(default_factory=_default_single)
-    """Weight of each source where one clear image is enough."""
+    """Weight of each source in the task on pseudo-dates."""
     fewer_dates: float = 0.45
-    """Chance of fewer dates than the batch has room for (uniform from 1); the rest is padding."""
+    """Probability of fewer dates than the batch has slots (uniform from 1); the rest is padding."""
     paste: float = 0.6
-    """Chance that the reference date is hidden by real clouds, not simulated ones."""
+    """Probability that the reference date is covered by real clouds, not simulated ones."""
     paste_same_place: float = 0.35
     """Chance that pasted clouds come from another date of the same window, as in the evaluation."""
     paste_other_dates: float = 0.35
@@ -62,29 +62,29 @@ class MakerSettings:
     extra_clouds: float = 0.25
     """Chance that a real date of a place with real clouds gets simulated ones on top."""
     heavy: float = 0.12
-    """Chance that all dates of a series are mostly covered: nothing but the surroundings is left to go by."""
+    """Probability that all dates of a series are mostly covered, so that only the surroundings inform the network."""
     clear_date: float = 0.25
     """Chance that an added-cloud date stays without cloud."""
     overcast: float = 0.07
-    """Chance that such a date is wholly covered."""
+    """Probability that such a date is fully covered."""
     wanted_clear: float = 0.4
-    """Least part of the target window that should be truly clear."""
+    """Minimum share of the target window that should be labelled clear."""
     rescale: float = 0.25
-    """Chance that a batch sees the ground coarser, by a factor from `coarser`."""
+    """Probability that a batch has coarser pixels, by a factor from `coarser`."""
     coarser: tuple[float, float] = (1.05, 1.5)
-    """Range of that factor; finer is not offered, since interpolation would teach blur."""
+    """Range of that factor; finer pixels are not offered, because interpolation would teach blur."""
     jitter: float = 0.06
-    """Common change of brightness of a whole series, standard deviation in the logarithm; a third of it per band."""
+    """Standard deviation of the log gain of a whole series; a third of it for each band."""
     mixed: float = 0.0
-    """Chance that a series gets the colours of another land: each band mixed with others, the same for all dates."""
+    """Probability that the bands of a series are mixed with each other, the same for all dates."""
     mixing: float = 0.4
-    """Most of the other bands in such a mixture."""
+    """Largest share of the other bands in such a mixture."""
     feather: tuple[float, float] = (0.0, 3.0)
     """Range in pixels of the soft edge of pasted clouds."""
     band_dropout: tuple[tuple[tuple[str, ...], float], ...] = (
         (("B08",), 0.12), (("B10",), 0.25), (("B01", "B09", "B10"), 0.15),
     )  # fmt: skip
-    """Bands removed together, and how often; those the bank lacks do nothing."""
+    """Groups of bands that are removed together, with their probabilities; groups that the bank lacks are ignored."""
     days: bool = False
     """Give `days` (NaN where unknown) instead of None."""
 
@@ -95,7 +95,7 @@ class MakerSettings:
 
 @dataclass(frozen=True)
 class Catalogue:
-    """What the planner knows of each frame (one date of one record); arrays over F frames or R records."""
+    """Facts about each frame (one date of one record) for the planner; arrays over F frames or R records."""
 
     record: np.ndarray
     """(F,) record of the frame."""
@@ -106,11 +106,11 @@ class Catalogue:
     width: np.ndarray
     """(F,)"""
     clear_count: np.ndarray
-    """(F,) truly clear pixels."""
+    """(F,) number of pixels labelled clear."""
     cloud_count: np.ndarray
     """(F,) labelled cloud and shadow pixels."""
     table_at: np.ndarray
-    """(F,) where the frame's summed-area tables start in `clear_table` and `cloud_table`."""
+    """(F,) offset of the frame's summed-area tables in `clear_table` and `cloud_table`."""
     clear_table: np.ndarray
     """Flat summed-area tables of clear pixels over cells, (rows + 1) x (columns + 1) for each frame."""
     cloud_table: np.ndarray
@@ -122,7 +122,7 @@ class Catalogue:
     source: np.ndarray
     """(R,) name of the source."""
     donor: np.ndarray
-    """(R,) bool, has every band of the bank, so its clouds may be pasted anywhere."""
+    """(R,) bool: the record has every band of the bank, so that its clouds may be pasted anywhere."""
 
     def fraction(self, table: np.ndarray, frame: np.ndarray, y: np.ndarray, x: np.ndarray, side: int) -> np.ndarray:
         """Return the part of the window at y, x that `table` counts, to the nearest cells. All arrays broadcast."""
@@ -140,7 +140,7 @@ class Catalogue:
 
 @dataclass(frozen=True)
 class Plan:
-    """One batch to be made. Frames are indices into the catalogue; B series, T slots, P pastes, S simulations."""
+    """The choices of one batch. Frames are indices into the catalogue; B series, T slots, P pastes, S simulations."""
 
     task: np.ndarray
     target: np.ndarray
@@ -156,7 +156,7 @@ class Plan:
     symmetry: np.ndarray
     """(B,) window corner and symmetry 0 to 7."""
     side: int
-    """Pixels of the window; larger than the crop where the batch is rescaled."""
+    """Side of the window in pixels; larger than the crop if the batch is rescaled."""
     paste_slot: np.ndarray
     """(P,) b * T + t."""
     paste_frame: np.ndarray
@@ -175,7 +175,7 @@ class Plan:
 
 
 class Planner:
-    """Draws plans from a catalogue; holds only the probabilities that never change."""
+    """Draws plans from a catalogue; its state never changes."""
 
     def __init__(self, catalogue: Catalogue, settings: MakerSettings) -> None:
         self.catalogue, self.settings = catalogue, settings
@@ -225,16 +225,16 @@ class Planner:
         side = round(crop * factor)
         y, x = self._window(rng, target, side, lambda clear, cloud: (clear >= s.wanted_clear, clear))
 
-        # Slots: how many dates, where the reference stands, which other dates of the record fill the rest.
+        # Slots: number of dates, slot of the reference, other dates of the record in the remaining slots.
         record = c.record[target]
-        room = c.dates[record] - (task == PAPER)
-        room = np.where(task == SINGLE, dates, np.minimum(room, dates))
+        most = c.dates[record] - (task == PAPER)
+        most = np.where(task == SINGLE, dates, np.minimum(most, dates))
         count = np.where(rng.random(batch) < s.fewer_dates, rng.integers(1, dates + 1, batch), dates)
-        count = np.maximum(np.minimum(count, room), 1)
+        count = np.maximum(np.minimum(count, most), 1)
         reference = np.where(task == PAPER, -1, (rng.random(batch) * count).astype(np.int64))
         donor_date, has_twin = self._same_place(rng, target, y, x, side)
         own = has_twin & (task == REAL) & (rng.random(batch) < s.paste_same_place)
-        # The donor of the pasted clouds is not given as an input: its clouds would stand in the same pixels.
+        # The donor of the pasted clouds is not an input: its clouds would be in the same pixels.
         count = np.where(own, np.minimum(count, np.maximum(c.dates[record] - 1, 1)), count)
         reference = np.minimum(reference, count - 1)
         frames = self._others(rng, target, np.where(own, donor_date, -1), dates, reference, task)
@@ -242,7 +242,7 @@ class Planner:
         present = slot < count[:, None]
         frames = np.where(present, frames, target[:, None])
 
-        # Clouds: hide the reference date, cover dates that have none of their own.
+        # Clouds: cover the reference date, and dates without clouds of their own.
         is_reference = slot == reference[:, None]
         heavy = rng.random((batch, 1)) < s.heavy
         clean = (task[:, None] == SINGLE) | ~self.has_clouds[frames]
@@ -268,9 +268,9 @@ class Planner:
     def _window(
         self, rng: np.random.Generator, frame: np.ndarray, side: int, judge: Judge, tries: int = 12
     ) -> tuple[np.ndarray, np.ndarray]:
-        """Return corners y, x (N,) of windows in `frame` (N,): the first of `tries` that is good, or the best.
+        """Return corners y, x (N,) of windows in `frame` (N,): the first acceptable one of `tries`, or the best.
 
-        `judge` gets the clear and the cloudy part of the windows and says which are good, and how good each is.
+        `judge` gets the clear and the cloudy share of the windows; it returns which are acceptable, and their scores.
         """
         c = self.catalogue
         spot = rng.random((2, len(frame), tries))
@@ -350,14 +350,14 @@ class Planner:
             "paste_frame": np.where(mine, donor_date[row], frame),
             "paste_y": np.where(mine, y[row], top),
             "paste_x": np.where(mine, x[row], left),
-            # -1: as the series it is pasted into, so that it lies where it really was.
+            # -1: the symmetry of the series it is pasted into, so that clouds stay in place.
             "paste_symmetry": np.where(mine, -1, rng.integers(0, 8, len(slot))),
             "paste_side": np.where(mine, side, crop),
         }
 
 
 def _good_donor(clear: np.ndarray, cloud: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Judge windows to take clouds from: partly cloudy, and observed throughout, lest clouds end in straight lines."""
+    """Judge donor windows: partly cloudy, and without nodata, so that clouds do not end in straight lines."""
     whole = clear + cloud
     return (cloud > 0.1) & (cloud < 0.75) & (whole > 0.97), whole + np.minimum(cloud, 0.4)
 

@@ -1,7 +1,7 @@
 """Several plausible dates of one place from a single clear image: season, sun, air, small shifts and sensor noise.
 
-Training data beyond the paper (LESSONS 7 and 8). All changes are smooth in space or tied to the surface, so that fine
-detail stays true on every date. Clouds are added elsewhere (`clouds.py`).
+All changes are smooth in space or follow the surface, so that fine detail stays valid on every date. Clouds are added
+by `clouds.py`.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class PseudoDateSettings:
-    """How strongly pseudo-dates differ; each is a standard deviation in the logarithm unless said otherwise."""
+    """How strongly pseudo-dates differ; each is a standard deviation in the logarithm unless stated otherwise."""
 
     surfaces: int = 3
     """Soft surface classes (random directions in colour) that change on their own."""
@@ -34,15 +34,15 @@ class PseudoDateSettings:
     noise: tuple[float, float] = (0.0004, 0.0025)
     """Range of the sensor noise, reflectance."""
     bright: float = 0.12
-    """Chance that a surface class is lasting snow or bright sand: without it, snow is removed as cloud."""
+    """Probability that a surface class is permanent snow or bright sand, so that these are not removed as cloud."""
 
 
 def pseudo_dates(
     image: Tensor, dates: int, kept: Tensor, *, generator: torch.Generator, settings: PseudoDateSettings | None = None
 ) -> Tensor:
-    """Return (B, T, C, H, W) dates made from `image` (B, C, H, W), reflectance in [0, 1].
+    """Return (B, T, C, H, W) dates derived from `image` (B, C, H, W), reflectance in [0, 1].
 
-    `kept` (B,) names the date that is never moved by a fraction of a pixel, since that blurs: the target. Bands that
+    `kept` (B,) is the date that is never shifted by a fraction of a pixel, which would blur it: the target. Bands that
     are 0 everywhere (absent) stay 0.
     """
     s = settings or PseudoDateSettings()
@@ -60,7 +60,7 @@ def pseudo_dates(
     along = along / along.std((-2, -1), keepdim=True).clamp_min(1e-4)
     surface = torch.sigmoid(2.5 * (along - 2 * uniform(b, s.surfaces, 1, 1) + 1))
 
-    # Snow and sand lie on all dates alike: white, but with the relief of the ground left in.
+    # Snow and sand are equal on all dates: white, with the relief of the ground.
     white = (0.35 + 0.5 * uniform(b, 1, 1, 1)) * (1 + 0.05 * normal(b, c, 1, 1))
     lasting = (uniform(b, 1, 1, 1) < s.bright) * (0.5 + 0.5 * uniform(b, 1, 1, 1)) * surface[:, :1]
     relief = image / image.mean((-2, -1), keepdim=True).clamp_min(1e-3)

@@ -36,18 +36,18 @@ _SAMPLED = 1 << 16
 
 @dataclass(frozen=True)
 class SeriesRecord:
-    """One place seen on T dates, as stored: counts, labels, and what is known about it."""
+    """One place on T dates, as stored: counts, labels and metadata."""
 
     dn: np.ndarray
     """uint16 (T, C, H, W), reflectance x 10000, 0 = nodata."""
     name: str
     """Unique within its source, such as place_03."""
     source: str
-    """Which reader made it: cloudsen12, rondonia, sen12mscr, eurosat, folder, or a name of `datasets.DATASETS`."""
+    """Name of the source: cloudsen12, rondonia, sen12mscr, eurosat, folder, or a name of `registry.DATASETS`."""
     bands: tuple[str, ...]
     """Names of the C bands."""
     labels: np.ndarray | None = None
-    """uint8 (T, H, W): 0 clear, 1 thick, 2 thin, 3 shadow, 255 unknown; None: nothing is known."""
+    """uint8 (T, H, W): 0 clear, 1 thick, 2 thin, 3 shadow, 255 unknown; None: all unknown."""
     level: str = "L1C"
     """Processing level, L1C or L2A. Levels are never mixed inside one series."""
     resolution: float | None = 10.0
@@ -55,9 +55,9 @@ class SeriesRecord:
     days: tuple[float, ...] | None = None
     """Days since the first date, or None."""
     group: str = ""
-    """Records of one group never stand on both sides of a split."""
+    """Records of one group are always in the same split."""
     extra: dict[str, object] = field(default_factory=dict)
-    """Further facts worth keeping (JSON)."""
+    """Further metadata (JSON)."""
 
     def __post_init__(self) -> None:
         if self.dn.ndim != 4 or self.dn.dtype != np.uint16:
@@ -77,7 +77,7 @@ class SeriesRecord:
 
 
 def split_of(record: SeriesRecord) -> str:
-    """Return "train" or "val" (or "test", of a public dataset), from what the record says of itself alone.
+    """Return "train" or "val" (or "test", of a public dataset), from the record's metadata alone.
 
     A public dataset follows its lists; cloudsen12 follows its folders; rondonia is split in space (west trains, a strip
     in the east validates, a gap lies between); sen12mscr holds out whole regions; of eurosat every 20th mosaic and of
@@ -100,8 +100,8 @@ def split_of(record: SeriesRecord) -> str:
 def write_shard(path: str | Path, records: Iterable[SeriesRecord], *, step: int = DEFAULT_STEP) -> int:
     """Write `records` to one shard, whole or not at all; returns its size in bytes.
 
-    `step` (1 to 64 counts) is the distance of stored values: each comes back within half of it; values from 1 to half
-    of it come back as one step, since 0 means nodata.
+    `step` (1 to 64 counts) is the distance of stored values: values are restored within half of it; values from 1 to
+    half of it become one step, because 0 means nodata.
     """
     return _write_blobs(Path(path), [encode_record(record, step=step) for record in records])
 
@@ -113,7 +113,7 @@ def _write_blobs(path: Path, blobs: list[bytes]) -> int:
 
 
 def encode_record(record: SeriesRecord, *, step: int = DEFAULT_STEP) -> bytes:
-    """Return one record as it stands in a shard."""
+    """Return one record in the format of a shard."""
     if not 1 <= step <= 64:
         raise ConfigError(f"step is {step} counts; expected 1 to 64. 4 keeps 0.0002 reflectance.")
     keys = ("name", "source", "bands", "level", "resolution", "days", "group", "extra")
@@ -154,7 +154,7 @@ def read_shard(path: str | Path) -> Iterator[SeriesRecord]:
     """Yield the records of one shard; a damaged one raises `DataError` naming file and record."""
     path = Path(path)
     try:
-        file = open(path, "rb")  # noqa: SIM115  (closed by the with below; only opening is to be explained)
+        file = open(path, "rb")  # noqa: SIM115 - closed by the with below
     except OSError as error:
         raise DataError(f"cannot open shard {path}: {error.strerror}. Make shards with: sader data pack.") from error
     with file:
@@ -172,7 +172,7 @@ def read_shard(path: str | Path) -> Iterator[SeriesRecord]:
         for number in range(count):
             yield _read_record(file.read, path, number, count)
         if file.read(1):
-            raise DataError(f"{path} goes on after its last record {count}: the file is damaged. Pack it again.")
+            raise DataError(f"{path} has data after its last record {count}: the file is damaged. Pack it again.")
 
 
 def _header_sum(version: int, count: int) -> int:
@@ -237,8 +237,8 @@ def read_shards(where: str | Path | Iterable[str | Path]) -> Iterator[SeriesReco
 class ShardWriter:
     """Collects records and writes numbered shards `NAME-000.shard` of about `limit` bytes each.
 
-    Memory holds one shard's compressed records only. Use as a context manager; what was added before an error in the
-    block is not written.
+    Memory holds one shard's compressed records only. Use as a context manager; records are not written
+    after an error in the block.
     """
 
     def __init__(self, folder: str | Path, name: str, *, step: int = DEFAULT_STEP, limit: int = 8 << 20) -> None:
@@ -255,7 +255,7 @@ class ShardWriter:
             self.flush()
 
     def flush(self) -> None:
-        """Write what is waiting."""
+        """Write the collected records."""
         if self._blobs:
             path = self.folder / f"{self.name}-{len(self.files):03d}{SUFFIX}"
             _write_blobs(path, self._blobs)

@@ -1,6 +1,6 @@
-"""What one training step minimises: composite, diffusion and cloud head, on one batch of series (METHOD 3, 7; LESSONS).
+"""The loss of one training step: composite, diffusion and cloud masks, on one batch of series.
 
-Randomness comes from the generator handed in. Nothing here knows about optimisers, devices or files.
+Networks without a composite use the paper's loss (`method.losses`). Random numbers come from the given generator.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from sader.model.heads import not_clear
 from sader.model.mtcdn import MTCDN, Condition, with_anchor
 
 RELATIVE_TO = 0.03
-"""A usual error of the classical blend in model units; a series with it counts about two thirds."""
+"""A typical error of the classical blend in model units; a series with this error has weight 2/3."""
 
 
 @dataclass(frozen=True)
 class ObjectiveConfig:
-    """Weights of the terms and how masks are shown to the network."""
+    """Weights of the terms, and the masks that the network is conditioned on."""
 
     cloud_aware: CloudAwareLossConfig = field(default_factory=CloudAwareLossConfig)
     """Weights of the paper's loss, used by networks without a composite."""
@@ -35,19 +35,19 @@ class ObjectiveConfig:
     diffusion: float = 0.03
     """Weight of the denoising loss (squared error over c_out^2): its scale is 1, that of the absolute errors 0.03."""
     regression: float = 1.0
-    """Weight of the absolute error of the denoised image at the highest noise level, the one-step answer."""
+    """Weight of the absolute error of the denoised image at the highest noise level, the one-step result."""
     gradient: float = 0.7
     """Weight, beside each absolute error, of the absolute error of neighbouring differences: keeps edges sharp."""
     texture: float = 0.3
-    """Weight of the difference of local contrast (mean gradient around a pixel) of the one-step answer: blur costs."""
+    """Weight of the difference of local contrast (mean gradient around a pixel) of the one-step result."""
     cloud_head: float = 0.3
-    """Weight of the cross entropy of the cloud head, and of the second look."""
+    """Weight of the cross entropy of the cloud head, and of the mask refinement."""
     error_head: float = 0.02
     """Weight of the log likelihood of the errors under the stated scale (Laplace); it moves the error head alone."""
     masks_only: bool = False
-    """Train the cloud head and the second look alone: several times faster, and the image stays as it is."""
+    """Train the cloud head and the mask refinement alone: several times faster, the image does not change."""
     hidden: float = 4.0
-    """How much more a pixel counts that was hidden in the reference date."""
+    """Weight of pixels hidden in the reference date, relative to others."""
     own_mask: float = 0.5
     """Share of series trained with the cloud head's own estimate instead of the true mask."""
 
@@ -55,13 +55,13 @@ class ObjectiveConfig:
 def spatial_error(prediction: Tensor, target: Tensor, weight: Tensor, *, gradient: float) -> Tensor:
     """Return per series the weighted mean absolute error plus `gradient` times that of neighbouring differences, (B,).
 
-    prediction, target: (B, C, H, W); weight: (B, C, H, W), 0 where nothing is known.
+    prediction, target: (B, C, H, W); weight: (B, C, H, W), 0 where the target is unknown.
     """
     total = weight.sum(dim=(1, 2, 3)).clamp(min=1.0)
     error = prediction - target
     loss = (weight * error.abs()).sum(dim=(1, 2, 3)) / total
     if gradient:
-        # Differences of errors are errors of differences; a pair counts where both pixels do.
+        # Differences of errors are errors of differences; a pair has the smaller weight of its pixels.
         for dim in (-2, -1):
             size = error.shape[dim] - 1
             first, second = error.narrow(dim, 0, size), error.narrow(dim, 1, size)
@@ -71,7 +71,7 @@ def spatial_error(prediction: Tensor, target: Tensor, weight: Tensor, *, gradien
 
 
 class Objective:
-    """Turns a batch into a loss; `terms` names its parts for the log."""
+    """Computes the loss of a batch, and its terms for the log."""
 
     def __init__(self, config: ObjectiveConfig | None = None) -> None:
         self.config = config or ObjectiveConfig()
@@ -91,7 +91,7 @@ class Objective:
     ) -> tuple[Tensor, dict[str, Tensor]]:
         """The paper's step: noise the clear image towards the dates, denoise, cloud-aware loss."""
         bands = len(network.config.bands)
-        # A band that was dropped is 0 to the network, as one that was never given; as reflectance 0 it would be black.
+        # A dropped band is 0 in the model's range, as a band that is not given; reflectance 0 would be black.
         there = batch.band_present[:, None, :, None, None]
         cloudy, clear = to_model_range(batch.cloudy).masked_fill(~there, 0.0), to_model_range(batch.clear)
         aux = cloudy[:, :, bands:] if cloudy.shape[2] > bands else None
@@ -103,7 +103,7 @@ class Objective:
             valid=batch.valid,
             band_present=batch.band_present[:, :bands],
         )
-        # What sampling reverts to is what training must revert to, gaps of a date included.
+        # The mean of training must be that of sampling, gaps of a date included.
         mean, clear = condition.mean[..., :height, :width], clear[:, :bands]
         sigma = denoiser.process.draw_sigma(len(clear), generator)
         noise = torch.randn(mean.shape, generator=generator, device=generator.device)
@@ -163,10 +163,10 @@ class Objective:
         share: Tensor,
         generator: torch.Generator,
     ) -> dict[str, Tensor]:
-        """Return the weighted squared error at drawn noise levels, and the terms of the answer at the highest level.
+        """Return the weighted squared error at drawn noise levels, and the terms of the result at the highest level.
 
-        A part of the batch sits at the highest noise level, where the state holds nothing but noise and the denoised
-        image is the regression answer; it is trained with the absolute error because that is how it is used.
+        Half of the batch is at the highest noise level, where the state is noise alone and the denoised image is the
+        one-step result; it is trained with the absolute error.
         """
         config, process = self.config, denoiser.process
         batch = len(clear)
@@ -175,7 +175,7 @@ class Objective:
         sigma = process.draw_sigma(batch, generator)
         sigma = torch.where(answer, torch.full_like(sigma, process.config.sigma_max), sigma)
         noise = torch.randn(clear.shape, generator=generator, device=generator.device)[:, None]
-        # The composite is given, not trained, by the diffusion: its own loss keeps it an image.
+        # No gradient of the diffusion reaches the composite, which has a loss of its own.
         centre = composite.detach()
         known = torch.where(weight > 0, clear, centre)
         denoised = denoiser(process.noised(known, centre[:, None], sigma, noise), sigma, condition)
@@ -195,15 +195,15 @@ class Objective:
         return {**parts, "error_head": likelihood}
 
     def _pixel_weight(self, batch: SeriesBatch, clear: Tensor) -> Tensor:
-        """Return how much each value counts, (B, C, H, W)."""
+        """Return the weight of each value, (B, C, H, W)."""
         per_pixel = batch.scored * (1 + (self.config.hidden - 1) * batch.hidden)
         return (per_pixel[:, None] * batch.band_present[:, :, None, None]).to(clear.dtype)
 
     def _series_weight(self, condition: Condition, observed: Tensor, clear: Tensor, weight: Tensor) -> Tensor:
-        """Return how much each series counts, (B,): errors are measured in those of the untrained, classical blend.
+        """Return the weight of each series, (B,): errors are relative to those of the classical blend.
 
-        Otherwise the few series that nothing could restore would decide the loss, and the many where a small error
-        can be made smaller would not matter; PSNR, a mean of logarithms, weighs them alike.
+        Otherwise a few series that cannot be restored would dominate the loss. PSNR, a mean of logarithms, weights all
+        series alike.
         """
         assert condition.matched is not None
         with torch.no_grad():
@@ -229,9 +229,9 @@ class Objective:
         cloud = torch.where(take, estimate, truth)
         if network.mask_refinement is None:
             return cloud, losses
-        # The look is always taken at the head's mask of the date to be cleaned: the true one would give it away.
-        asked = F.one_hot(batch.reference.clamp(min=0), cloud.shape[1]).bool() & (batch.reference >= 0)[:, None]
-        shown = torch.where(asked[:, :, None, None], estimate, cloud)
+        # The refinement always gets the head's mask of the reference date: the true mask would reveal the answer.
+        is_reference = F.one_hot(batch.reference.clamp(min=0), cloud.shape[1]).bool() & (batch.reference >= 0)[:, None]
+        shown = torch.where(is_reference[:, :, None, None], estimate, cloud)
         anchor, second = network.mask_refinement(cloudy, observed, batch.band_present, logits, shown, batch.reference)
         rows = torch.arange(len(anchor), device=anchor.device)
         losses["mask_refinement"] = _cross_entropy(second, target[rows, anchor])
@@ -240,16 +240,16 @@ class Objective:
 
 
 def _cross_entropy(logits: Tensor, target: Tensor) -> Tensor:
-    """Return the mean cross entropy over pixels with a label; 0 where there is none."""
+    """Return the mean cross entropy over pixels with a label; 0 without any."""
     total = F.cross_entropy(logits.float(), target, ignore_index=-100, reduction="sum")
     return total / (target >= 0).sum().clamp(min=1)
 
 
 def texture_error(prediction: Tensor, target: Tensor, weight: Tensor, *, cell: int = 8) -> Tensor:
-    """Return per series how much the contrast differs, (B,): absolute difference of mean |gradient| per cell.
+    """Return the difference of contrast of each series, (B,): absolute difference of mean |gradient| per cell.
 
-    Absolute errors alone are smallest for an image that is too smooth; this asks for the right amount of detail
-    without saying where. Arguments as in `spatial_error`.
+    Absolute errors alone favour an image that is too smooth; this term rewards the right amount of detail regardless of
+    its position. Arguments as in `spatial_error`.
     """
     total = weight.sum(dim=(1, 2, 3)).clamp(min=1.0)
     loss = torch.zeros_like(total)

@@ -50,7 +50,7 @@ class Process:
 def run_processes(function: Callable[..., None], arguments: tuple[Any, ...], *, device: str, count: int) -> None:
     """Call `function(process, *arguments)` in `count` connected processes and wait for all of them.
 
-    With count=1 the call is made in this process. A `SaderError` of any process is raised here.
+    With count=1 this process calls it. A `SaderError` of any process is raised here.
     """
     if count == 1:
         function(Process(torch.device(device)), *arguments)

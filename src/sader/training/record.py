@@ -57,8 +57,7 @@ def save_state(run_dir: Path, state: Mapping[str, Any]) -> Path:
         raise TrainingError(
             f"the checkpoint of step {step} could not be written ({error}) {found}. Then go on with --resume."
         ) from error
-    for old in state_files(run_dir)[:-KEEP]:
-        old.unlink(missing_ok=True)
+    _remove_old(run_dir)
     return path
 
 
@@ -80,9 +79,15 @@ def load_state(run_dir: Path, *, device: torch.device | str = "cpu") -> dict[str
 
 
 def clean_folder(run_dir: Path) -> None:
-    """Remove the temporary files of a killed process."""
+    """Remove what a killed process left: temporary files and superseded checkpoints."""
     for folder in (run_dir, run_dir / FOLDER):
         remove_partial_files(folder)
+    _remove_old(run_dir)
+
+
+def _remove_old(run_dir: Path) -> None:
+    for path in state_files(run_dir)[:-KEEP]:
+        path.unlink(missing_ok=True)
 
 
 # ---------------------------------------------------------------- log

@@ -226,7 +226,7 @@ def choose_device(config: TrainConfig) -> str:
     available = torch.cuda.is_available()
     if config.device == "cuda" and not available:
         raise TrainingError(
-            "train.device is cuda, but torch sees no GPU. Use train.device=cpu, or check the driver with nvidia-smi."
+            "train.device is cuda, but torch finds no GPU. Use train.device=cpu, or check the driver with nvidia-smi."
         )
     device = "cuda" if available and config.device != "cpu" else "cpu"
     if config.precision == "bf16" and device == "cpu":

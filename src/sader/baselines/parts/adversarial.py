@@ -1,8 +1,8 @@
-"""What the adversarial systems share: patch discriminator, the two GAN losses, the optimiser recipe, weight init.
+"""Parts of the adversarial systems: discriminators, GAN losses, optimiser settings, weight init, the date extractor.
 
-From BASELINES ("Common GAN defaults"): 70x70 PatchGAN of 4x4 convolutions 64, 128, 256 with stride 2, then 512 and 1
+Published defaults of these systems: 70x70 PatchGAN of 4x4 convolutions 64, 128, 256 with stride 2, then 512 and 1
 with stride 1; the condition is concatenated to the image; the discriminator's loss is halved; weights start normal with
-standard deviation 0.02. Choices: LeakyReLU 0.2 and no norm on the first layer, as in the pix2pix paper; where the
+standard deviation 0.02. Chosen here: LeakyReLU 0.2 and no norm on the first layer, as in the pix2pix paper; where the
 target is unknown the "real" image shows the generator's own pixels, so that nothing is learned there.
 """
 
@@ -42,9 +42,9 @@ def norm_layer(norm: Norm, channels: int) -> nn.Module:
 
 
 class InstanceNorm(nn.Module):
-    """Instance normalisation without parameters. PyTorch's own refuses a single pixel, which a small image can be.
+    """Instance normalisation without parameters. PyTorch's own refuses a single pixel.
 
-    A map without any variation (nodata, a saturated cloud) comes out as zero and learns nothing: the derivative there,
+    A map without variation (nodata, a saturated cloud) becomes zero and has no gradient: the derivative there,
     1 / sqrt(eps) = 316 in every layer, would overflow in a deep stack (PMAA has 33 in a row).
     """
 
@@ -59,7 +59,7 @@ class InstanceNorm(nn.Module):
 
 
 def normal_init(module: nn.Module, *, std: float = 0.02) -> None:
-    """Give convolutions normal weights and zero biases, batch norms scales near one (the pix2pix family's start)."""
+    """Initialise convolutions with normal weights and zero biases, batch norms with scales near one, as pix2pix."""
     for part in module.modules():
         if isinstance(part, nn.Conv2d | nn.ConvTranspose2d | nn.Linear):
             nn.init.normal_(part.weight, 0.0, std)
@@ -71,7 +71,7 @@ def normal_init(module: nn.Module, *, std: float = 0.02) -> None:
 
 
 def gan_loss(logits: Tensor, real: bool, kind: GanLoss) -> Tensor:
-    """Return how far a discriminator's map is from saying "real" (or "fake") everywhere."""
+    """Return the loss of a discriminator's map against "real" (or "fake") everywhere."""
     target = torch.full_like(logits, float(real), dtype=torch.float32)
     if kind == "lsgan":
         return F.mse_loss(logits.float(), target)
@@ -89,7 +89,7 @@ class PatchDiscriminator(nn.Module):
         layers: list[nn.Module] = []
         before = channels
         for level, width in enumerate([*widths, 2 * widths[-1]]):
-            # A bias before a batch norm would be subtracted again.
+            # A bias before a batch norm has no effect.
             bias = level == 0 or norm != "batch"
             layers.append(nn.Conv2d(before, width, 4, stride=2 if level < len(widths) else 1, padding=1, bias=bias))
             if level > 0:
@@ -117,10 +117,10 @@ def discriminator_loss(
 
 
 class ConditionalGan(Baseline):
-    """A generator from cloudy dates to a clear image, judged by a discriminator that sees the dates as well.
+    """A generator from cloudy dates to a clear image, with a discriminator that gets the dates as well.
 
-    Subclasses make `generator` and `discriminator` and write `generated`. Loss: the adversarial term plus `l1_weight`
-    times L1 (Isola 2017); the discriminator is moved first, on the same fake image.
+    Subclasses create `generator` and `discriminator` and define `generated`. Loss: the adversarial term plus
+    `l1_weight` times L1 (Isola 2017); the discriminator is updated first, on the same fake image.
     """
 
     generator: nn.Module
@@ -137,7 +137,7 @@ class ConditionalGan(Baseline):
         return self.discriminator(torch.cat([inputs.joined, image], dim=1))
 
     def arranged(self, inputs: BaselineInputs) -> BaselineInputs:
-        """Return the inputs with the number of dates the network is built for."""
+        """Return the inputs with the number of dates of the network."""
         return inputs if self.config.dates is None else inputs.arranged(self.config.dates)
 
     @property
@@ -165,14 +165,14 @@ class ConditionalGan(Baseline):
 
 
 class Features(NamedTuple):
-    """What the extractor says about N dates."""
+    """Output of the extractor for N dates."""
 
     maps: Tensor
     """(N, width, H, W)"""
     mask: Tensor
-    """(N, 1, H, W): how cloudy, in [0, 1]."""
+    """(N, 1, H, W): cloudiness in [0, 1]."""
     image: Tensor
-    """(N, C, H, W): a first guess of the clear image from this date alone, in [-1, 1]."""
+    """(N, C, H, W): an estimate of the clear image from this date alone, in [-1, 1]."""
 
 
 class Bottleneck(nn.Module):
@@ -207,7 +207,7 @@ class Aspp(nn.Module):
             return nn.Sequential(conv, norm_layer(norm, hidden), nn.ReLU())
 
         self.branches = nn.ModuleList([branch(1, 1), *(branch(3, rate) for rate in rates)])
-        # One value per channel and image: nothing to normalise over.
+        # One value per channel and image cannot be normalised.
         self.mean = nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Conv2d(width, hidden, 1), nn.ReLU())
         self.join = nn.Sequential(
             nn.Conv2d((2 + len(rates)) * hidden, width, 1, bias=False), norm_layer(norm, width), nn.ReLU()
@@ -287,7 +287,7 @@ class ExtractorGan(ConditionalGan):
 
     @property
     def extractor(self) -> DateExtractor:
-        """What sees one date at a time."""
+        """The network of one date at a time."""
         return cast(DateExtractor, self.generator.extractor)
 
     def joined_image(self, maps: Tensor) -> Tensor:
@@ -325,7 +325,7 @@ class ExtractorGan(ConditionalGan):
         yield Phase(MAIN, total, {name: value.detach() for name, value in named.items()})
 
     def _mask_error(self, inputs: BaselineInputs, mask: Tensor) -> Tensor:
-        """Return the mean squared error of the masks where the true ones are known."""
+        """Return the mean squared error of the masks where the true masks are known."""
         known = inputs.observed & ~inputs.cloud.isnan()
         error = (mask[:, 0].unflatten(0, known.shape[:2]) - inputs.cloud.nan_to_num()).square()
         return (error * known).sum() / known.sum().clamp(min=1)

@@ -1,9 +1,9 @@
 """Discrete DDPM schedules as noise levels, and the two samplers of the DDPM baselines (DiffCR, DDPM-CR, SeqDMs).
 
 A variance-preserving state sqrt(g) clear + sqrt(1 - g) noise, g the product of 1 - beta, is sqrt(g) times
-clear + sigma noise with sigma = sqrt((1 - g) / g): the mean-reverting process of `diffusion.py` without a mean. So
-states are kept in that scaled variable, where a first-order step (DDIM, DPM-Solver++ 1) is the very Euler step of
-`sampling.py`, x' = D + sigma'/sigma (x - D), and only what these systems add to it is written here.
+clear + sigma noise with sigma = sqrt((1 - g) / g): the mean-reverting process of `diffusion.py` without a mean. States
+are therefore kept in that scaled variable, where a first-order step (DDIM, DPM-Solver++ 1) is the Euler step of
+`sampling.py`, x' = D + sigma'/sigma (x - D).
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ from sader.errors import ConfigError
 
 
 def date_frames(inputs: BaselineInputs, *, reference: bool) -> Tensor:
-    """Return what a network sees of each date, (B, T, C + A, H, W), with one more plane where `reference` is asked for.
+    """Return the bands of each date, (B, T, C + A, H, W), with one more plane if `reference` is set.
 
-    That plane is 1 in the date to clean and 0 elsewhere. The published systems have none: they make a new image, and
-    one that treats all dates alike cannot tell which of them to follow.
+    That plane is 1 in the reference date and 0 elsewhere. The published systems have none: they generate a new image,
+    and a network that treats all dates alike cannot follow one of them.
     """
     frames = inputs.stacked
     if not reference:
@@ -44,10 +44,10 @@ def sinusoid(value: Tensor, width: int, *, period: float = 10_000.0) -> Tensor:
 
 
 def date_weights(query: Tensor, keys: Tensor, available: Tensor) -> Tensor:
-    """Return how much each date counts for each head, (B, T, K, H, W), summing to 1 over the dates.
+    """Return the weight of each date for each head, (B, T, K, H, W), summing to 1 over the dates.
 
     query: (B or 1, K, D, H or 1, W or 1); keys: (B, T, K, D, H, W); available: bool (B, T, H, W). Where no date is
-    available all of them count: there is nothing better, and a softmax over nothing would be NaN.
+    available all of them have weight, because a softmax over nothing would be NaN.
     """
     # Products and sums, as in `model.fusion`: tiny batched matrix products are several times slower.
     logits = (query[:, None] * keys).sum(dim=3).float() / keys.shape[3] ** 0.5
@@ -108,7 +108,7 @@ class BetaSchedule:
     def draw_sigma(self, batch: int, generator: torch.Generator) -> Tensor:
         """Return one training noise level per item, (batch,) float32: uniform in continuous time over the schedule."""
         time = torch.rand(batch, generator=generator, device=generator.device).double()
-        # From a small part of the first step on: at sigma = 0 there is no noise to predict.
+        # Starts at a small fraction of the first step: at sigma = 0 there is no noise to predict.
         return self.sigma_at(0.1 + (self.steps - 0.1) * time).float()
 
     def grid(self, steps: int, *, last: float) -> Tensor:
@@ -120,13 +120,13 @@ class BetaSchedule:
 
 @lru_cache(maxsize=32)
 def _log_signal_on(schedule: BetaSchedule, device: torch.device) -> Tensor:
-    """Return the table on a device, copied there once: a recorded training step may not copy from the host."""
-    with torch.inference_mode(False):  # the first to ask may be a prediction, the next a training step
+    """Return the table on a device, copied there once: a captured training step may not copy from the host."""
+    with torch.inference_mode(False):  # the first call may be a prediction, the next a training step
         return schedule.log_signal().to(device)
 
 
 def unit_scale(sigma: Tensor) -> Tensor:
-    """Return sqrt(g) = 1 / sqrt(1 + sigma^2): what turns the scaled state into the variance-preserving one."""
+    """Return sqrt(g) = 1 / sqrt(1 + sigma^2): the factor from the scaled state to the variance-preserving one."""
     return (1 + sigma.double() ** 2).rsqrt().to(sigma.dtype)
 
 
@@ -142,7 +142,7 @@ def sample_multistep(
 
     sigmas: falling noise levels, the last above 0. With h the step in ln sigma and D' the denoised image of the step
     before, the Euler step is taken with D + h/(2 h') (D - D') in place of D. At the last level the image is denoised
-    once more, which is the answer ("final denoise").
+    once more, which is the result ("final denoise").
     """
     levels = [float(sigma) for sigma in sigmas]
     log_steps = [float(-(lower.log() - upper.log())) for upper, lower in pairwise(sigmas)]
@@ -168,7 +168,7 @@ def sample_ancestral(
 
     The posterior of a DDPM step from sigma to sigma', in the scaled variable, has the mean
     D + (sigma'/sigma)^2 (x - D) and the variance sigma'^2 (1 - (sigma'/sigma)^2). Draw 0 of `noise` starts the chain,
-    draw i feeds step i.
+    draw i is used in step i.
     """
     levels = [float(sigma) for sigma in sigmas]
     x = levels[0] * noise(0)

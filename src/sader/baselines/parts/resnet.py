@@ -1,7 +1,7 @@
 """The ResNet generator of the pix2pix family: shared by Pix2Pix, CycleGAN and (its blocks) STGAN.
 
-From BASELINES 2: 7x7 convolution to 64; two stride-2 convolutions 128, 256; nine residual blocks; two transposed
-convolutions; 7x7 convolution; tanh. Choices, after the papers: reflection padding at full size and in the blocks, a
+Published: 7x7 convolution to 64; two stride-2 convolutions 128, 256; nine residual blocks; two transposed
+convolutions; 7x7 convolution; tanh. Chosen here, after the papers: reflection padding at full size and in the blocks, a
 norm and a ReLU after each convolution, no bias before a batch norm.
 """
 
@@ -25,7 +25,7 @@ class ReflectConv(nn.Conv2d):
 
 
 class ResidualBlock(nn.Module):
-    """x + two 3x3 convolutions of the same width, with norm, ReLU and, where asked for, dropout between them."""
+    """x + two 3x3 convolutions of the same width, with norm, ReLU and optional dropout between them."""
 
     def __init__(self, width: int, *, norm: Norm, dropout: float = 0.0) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""The DDPM U-Net of DDPM-CR and SeqDMs (their papers' sizes are not known: BASELINES 10 and 12).
+"""The DDPM U-Net of DDPM-CR and SeqDMs (the sizes of their papers are not known).
 
 The usual design of a DDPM: residual blocks scaled by the noise level, attention at the coarse levels, concatenated
 skips; built from the blocks of `model/blocks.py` and `model/attention.py`.
@@ -46,7 +46,7 @@ class UNetConfig:
 
     @property
     def multiple(self) -> int:
-        """What height and width must be divisible by."""
+        """The divisor of height and width."""
         return 2 ** (len(self.multipliers) - 1)
 
 
@@ -63,7 +63,7 @@ class _Stage(nn.Module):
 
 
 class UNet(nn.Module):
-    """Predicts an image from a noised one and its noise level; its decoder features can be had as well."""
+    """Predicts an image from a noised one and its noise level; also returns its decoder features."""
 
     def __init__(self, channels_in: int, channels_out: int, config: UNetConfig) -> None:
         super().__init__()
@@ -100,7 +100,7 @@ class UNet(nn.Module):
     def features(self, x: Tensor, level: Tensor) -> list[Tensor]:
         """Return the decoder's features, finest first: level l is (B, widths[l], H / 2^l, W / 2^l).
 
-        x: (B, C, H, W), sizes divisible by `config.multiple`; level: one number per item that tells the noise level.
+        x: (B, C, H, W), sizes divisible by `config.multiple`; level: the noise level of each item.
         """
         emb = self.embedding(level)
         x = self.conv_in(x)

@@ -1,11 +1,11 @@
 """AE (Sintarasirikulchai et al. 2018): one convolutional autoencoder per band. Reimplementation, sizes assumed.
 
-Fact (BASELINES 3): one convolutional autoencoder for each band, independent of the others; its input is that band at
-several dates. The paper's table says 6.53 M parameters and 17.78 GMACs.
-Choice (layer sizes and optimiser are not known, no code is public): four stride-2 3x3 convolutions, one 3x3 convolution
-at the coarsest level, four transposed ones back, ReLU, no skips; widths chosen for 6.53 M over four bands; squared
-error; Adam 1e-3 with a cosine. Bands run side by side as groups of one convolution. A pixel or date that is missing is
-0; the date to clean, where there is one, comes first.
+Published: one convolutional autoencoder for each band, independent of the others; its input is that band at
+several dates. The paper's table has 6.53 M parameters and 17.78 GMACs.
+Chosen here (layer sizes and optimiser are not known, no code is public): four stride-2 3x3 convolutions, one 3x3
+convolution at the coarsest level, four transposed ones back, ReLU, no skips; widths chosen for 6.53 M over four bands;
+squared error; Adam 1e-3 with a cosine. Bands run side by side as groups of one convolution. A pixel or date that is
+missing is 0; the reference date, if given, comes first.
 """
 
 from __future__ import annotations
@@ -33,8 +33,7 @@ class AutoencoderConfig(BaselineConfig):
         super().__post_init__()
         if self.aux_bands:
             raise ConfigError(
-                f"network.aux_bands is {list(self.aux_bands)}; each autoencoder sees its own band alone. Leave it "
-                "empty."
+                f"network.aux_bands is {list(self.aux_bands)}; each autoencoder has one band as input. Leave it empty."
             )
 
     @property

@@ -1,10 +1,10 @@
 """CR-TS Net (Ebel et al., TGRS 2022): a deep residual network per date, then 3D convolutions over the dates.
 
-Fact (BASELINES 8): per date a 3x3 conv to 256 and 16 residual blocks (two 3x3 convs, ReLU, no norm, residual scale
+Published: per date a 3x3 conv to 256 and 16 residual blocks (two 3x3 convs, ReLU, no norm, residual scale
 0.1), weights shared; 3D conv 3x3x3 at 256; five 3D residual blocks; 3D conv (T, 3, 3) to the bands; tanh. L1 loss, no
 adversarial term in the published command. Adam 2e-4, beta1 0.5, batch 1. Counted: 38.470 M for 13 bands and 3 dates.
-Choice: zero padding; the 3D residual blocks are built like the 2D ones; other numbers of dates than the one the last
-kernel is made for are chosen or repeated by the protocol; no start from a SEN12MS-CR model and so no frozen phase.
+Chosen here: zero padding; the 3D residual blocks are built like the 2D ones; other numbers of dates than the one the
+last kernel is made for are chosen or repeated by the protocol; no start from a SEN12MS-CR model and so no frozen phase.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class CrTsNetConfig(BaselineConfig):
     series_blocks: int = 5
     """3D residual blocks over the dates."""
     residual_scale: float = 0.1
-    """What a block's branch is multiplied by before it is added."""
+    """Factor of a block's residual branch."""
 
     def __post_init__(self) -> None:
         super().__post_init__()

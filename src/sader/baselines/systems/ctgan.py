@@ -1,13 +1,13 @@
 """CTGAN (Huang and Wu, ICIP 2022, "CTGAN: Cloud Transformer Generative Adversarial Network").
 
-Fact (BASELINES 6): the per-date extractor of `extractor.py`; pairs of dates (64 channels) through two stride-2
+Published: the per-date extractor of `parts/adversarial.py`; pairs of dates (64 channels) through two stride-2
 convolutions 128, 256; the concatenated 768 maps of 64x64 are 768 tokens of size 4096 in one Conformer block (16 heads
 of 1024, feed-forward x4, convolution kernel 31, dropout 0.1); transposed convolutions 384, 192; 7x7 to 4; tanh. Fixed
 input of 256 pixels: larger images are worked on in such blocks. LSGAN + 100 L1 + mask error + 50 auxiliary L1; AdamW
 5e-4, betas 0.5, 0.999, weight decay 5e-4, cosine, batch 2 to 4.
-Choice: the Conformer as published (half feed-forwards before and after, attention with learned relative positions up to
-512 apart, gated convolution of expansion 2, a last norm), no bias in queries, keys and values; see also `extractor.py`.
-The counts agree with the paper's table. The date to clean, where there is one, comes first.
+Chosen here: the Conformer as published (half feed-forwards before and after, attention with learned relative positions
+up to 512 apart, gated convolution of expansion 2, a last norm), no bias in queries, keys and values; see also
+`parts/adversarial.py`. The counts agree with the paper's table. The reference date, if given, comes first.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ CONFORMER_RECIPE = {
     "optimizer": "adamw", "adam_lr": 5e-4, "betas": (0.5, 0.999), "weight_decay": 5e-4, "schedule": "cosine",
     "warmup": 0.0, "clip": 0.0, "ema_decay": 0.0, "dates": 3, "batch_size": 4,
 }  # fmt: skip
-"""AdamW as in the facts for CTGAN and PMAA; our cosine ends at 1 % of the peak, theirs at 1e-6."""
+"""AdamW as published for CTGAN and PMAA; the cosine here ends at 1 % of the peak, theirs at 1e-6."""
 
 
 @dataclass(frozen=True)
@@ -85,7 +85,7 @@ class FeedForward(nn.Sequential):
 
 
 class RelativeAttention(nn.Module):
-    """Self-attention over tokens whose scores also depend on how far apart two tokens are (Shaw 2018)."""
+    """Self-attention over tokens with relative positions (Shaw 2018)."""
 
     def __init__(self, width: int, *, heads: int, head_width: int, reach: int, dropout: float) -> None:
         super().__init__()
@@ -106,7 +106,7 @@ class RelativeAttention(nn.Module):
         )
         place = torch.arange(count, device=x.device)
         apart = (place[:, None] - place).clamp(-self.reach, self.reach) + self.reach
-        # Every query against every distance, then the distances picked: a table of N x N vectors would be gigabytes.
+        # Every query against every distance, then the distances picked: a table of N x N vectors would take gigabytes.
         by_distance = q @ self.positions.weight.to(q.dtype).mT
         bias = by_distance.gather(-1, apart.expand(*by_distance.shape[:2], count, count))
         scale = q.shape[-1] ** -0.5

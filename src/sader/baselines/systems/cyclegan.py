@@ -1,12 +1,12 @@
 """CycleGAN (Zhu et al. 2017, "Unpaired Image-to-Image Translation using Cycle-Consistent Adversarial Networks").
 
-Fact (BASELINES 4): two ResNet-9 generators and two PatchGANs; least-squares GAN, cycle weight 10, identity 0.5 (of the
+Published: two ResNet-9 generators and two PatchGANs; least-squares GAN, cycle weight 10, identity 0.5 (of the
 cycle weight), image pool of 50; the common optimiser. In the benchmark: the stack of cloudy dates to clear, and back.
 The paper counts one generator.
-Choice: instance norm (as published); the two sides differ in channels, so "identity" means that an image of the target
-side, shown in every date, comes out as itself (and a cloudy date as a stack of itself). No pixel of the target is
-compared with the answer: unpaired, as published. Unknown pixels of the target show the generator's own. The date to
-clean, where there is one, comes first.
+Chosen here: instance norm (as published); the two sides differ in channels, so "identity" means that an image of the
+target side, shown in every date, comes out as itself (and a cloudy date as a stack of itself). No pixel of the target
+is compared with the answer: unpaired, as published. Unknown pixels of the target show the generator's own. The
+reference date, if given, comes first.
 """
 
 from __future__ import annotations
@@ -40,11 +40,11 @@ class CycleGanConfig(BaselineConfig):
     judge_widths: tuple[int, ...] = (64, 128, 256)
     """Channels of the discriminators' stride-2 convolutions."""
     cycle: float = 10.0
-    """Weight of coming back to where one started."""
+    """Weight of the cycle consistency."""
     identity: float = 0.5
-    """Weight of leaving an image of the target side alone, in cycle weights; 0 = off."""
+    """Weight of the identity loss, in cycle weights; 0 = off."""
     pool: int = 50
-    """Fake images remembered for the discriminators; 0 = none."""
+    """Size of the pool of fake images for the discriminators; 0 = none."""
 
     @property
     def multiple(self) -> int:
@@ -52,9 +52,9 @@ class CycleGanConfig(BaselineConfig):
 
 
 class ImagePool:
-    """The last fake images: a discriminator sees, half of the time, an older one (Shrivastava 2017).
+    """The last fake images: half of the images shown to a discriminator are older ones (Shrivastava 2017).
 
-    Everything stays on the device of the images: a step that waits for the host cannot be recorded as a CUDA graph.
+    All state stays on the device of the images: a step that waits for the host cannot be captured as a CUDA graph.
     """
 
     def __init__(self, size: int) -> None:
@@ -62,11 +62,11 @@ class ImagePool:
         self._places: Tensor | None = None
         """(size, C, H, W), filled from the front."""
         self._filled: Tensor | None = None
-        """How many places are, as a scalar."""
+        """Number of filled slots, a scalar."""
 
     @property
     def images(self) -> Tensor | None:
-        """A copy of the remembered images (N, C, H, W), N up to `size`; None before the first. Waits for the device."""
+        """A copy of the pool (N, C, H, W), N up to `size`; None before the first image. Waits for the device."""
         if self._places is None or self._filled is None:
             return None
         return self._places[: int(self._filled)].clone()
@@ -80,7 +80,7 @@ class ImagePool:
             self._filled = torch.full((), len(images), dtype=torch.long, device=images.device)
 
     def exchanged(self, fakes: Tensor, generator: torch.Generator) -> Tensor:
-        """Return as many images as given: each as it is, or swapped for a remembered one."""
+        """Return as many images as given: each unchanged, or swapped for one of the pool."""
         if self.size == 0:
             return fakes
         if self._places is None or self._filled is None:
@@ -91,18 +91,18 @@ class ImagePool:
         chosen = (draws[:, 1].double() * self.size).long()
         shown = []
         for image, swap, which in zip(fakes, draws[:, 0] < 0.5, chosen, strict=True):
-            room = self._filled < self.size
-            place = torch.where(room, self._filled, which).view(1)
+            free = self._filled < self.size
+            place = torch.where(free, self._filled, which).view(1)
             old = self._places.index_select(0, place)[0]
-            shown.append(torch.where(swap & ~room, old, image))
-            # In place: a recorded step knows the addresses.
-            self._places.index_copy_(0, place, torch.where(swap | room, image, old)[None])
+            shown.append(torch.where(swap & ~free, old, image))
+            # In place: a captured step holds the addresses.
+            self._places.index_copy_(0, place, torch.where(swap | free, image, old)[None])
             self._filled.add_(1).clamp_(max=self.size)
         return torch.stack(shown)
 
 
 class CycleGan(Baseline):
-    """Cloudy stack to clear and back, each side with its judge."""
+    """Cloudy stack to clear and back, each side with its discriminator."""
 
     config: CycleGanConfig
 
@@ -160,14 +160,14 @@ class CycleGan(Baseline):
         yield Phase(MAIN, loss, terms)
 
         shown = {"clear": clear.detach(), "cloudy": clouded.detach()}
-        if self.training:  # validation leaves the pools alone
+        if self.training:  # validation does not change the pools
             shown = {name: self.pools[name].exchanged(image, generator) for name, image in shown.items()}
         on_clear, parts = discriminator_loss(self.judge_clear, truth, shown["clear"], "lsgan")
         on_cloudy, _ = discriminator_loss(self.judge_cloudy, cloudy, shown["cloudy"], "lsgan")
         yield Phase(DISCRIMINATOR, on_clear + on_cloudy, parts)
 
     def _identity(self, inputs: BaselineInputs, truth: Tensor) -> Tensor:
-        """Return how far both generators change what is on their target side already."""
+        """Return the identity loss: the change of images that are on a generator's target side already."""
         dates = inputs.cloudy.shape[1]
 
         def shown_in_all(image: Tensor) -> Tensor:

@@ -1,13 +1,13 @@
 """DDPM-CR (Jing et al., Remote Sensing 15(9) 2217, 2023), SIZES ASSUMED: a regression from the features of a DDPM.
 
-Fact (BASELINES 10): a DDPM over the inputs serves as a feature extractor at several scales; a cloud-removal head with
-attention regresses the clear image; the loss joins high- and low-frequency terms and cloud regions. The table says
+Published: a DDPM over the inputs serves as a feature extractor at several scales; a cloud-removal head with
+attention regresses the clear image; the loss joins high- and low-frequency terms and cloud regions. The table has
 445.44 M parameters and 852.37 GMAC. Channels, timesteps, schedule, optimiser: unknown, no public code.
-Choice, all the rest: the U-Net of `unet.py` (width 128, multipliers 1, 2, 4, 8, 8, one block per level) on the stacked
-dates, predicting their noise, linear schedule of 1000 steps; its decoder features at step 50, all levels; a head from
-coarse to fine of residual blocks with channel and spatial attention, its depths chosen to meet the table's count; the
-dates themselves beside the finest features, since those come from a noised stack. Both parts learn at once, the head
-on features without gradient: what two stages would do, in one run.
+Chosen here, all the rest: the U-Net of `parts/unet.py` (width 128, multipliers 1, 2, 4, 8, 8, one block per level) on
+the stacked dates, predicting their noise, linear schedule of 1000 steps; its decoder features at step 50, all levels; a
+head from coarse to fine of residual blocks with channel and spatial attention, its depths chosen to meet the table's
+count; the dates themselves beside the finest features, since those come from a noised stack. Both parts learn at once,
+the head on features without gradient: what two stages would do, in one run.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ class DdpmCrConfig(BaselineConfig):
 
 
 class PixelAttention(nn.Module):
-    """Scale each channel, then each pixel, by what their means and maxima say."""
+    """Scale each channel, then each pixel, by a function of its mean and maximum."""
 
     def __init__(self, channels: int) -> None:
         super().__init__()

@@ -1,6 +1,6 @@
 """DiffCR (Zou et al., TGRS 2024, arXiv 2308.04417): a fast conditional diffusion that predicts the clear image.
 
-Fact (BASELINES 11): two parallel encoders (noised image with the noise level; each date with shared weights), four
+Published: two parallel encoders (noised image with the noise level; each date with shared weights), four
 levels of width 64 to 512, one block each, 1024 in the middle; NAFNet-style block (channel LayerNorm, 1x1 to 2c,
 depthwise 3x3, gate, channel attention by average pool on half of the channels and by max pool on the other half, 1x1,
 zero-initialised scales, gated feed-forward); features of the dates summed and added to the noised branch at each
@@ -10,12 +10,12 @@ noise level as a 64-d sinusoid and an MLP of 256. Sigmoid schedule, 2000 steps 1
 final denoise. Kaiming init, rate 5e-5, no weight decay, batch 8, EMA 0.9999.
 The table prints 22.19 M; the structure counts 22.938 M (RGB, 3 dates). Two things would bring the printed number near:
 22.91 M without norms and scales, with two digits swapped; or 22.18 M without the nine layers that bring the noise level
-into the blocks. No fact decides between them, so nothing is left out here; `sader info diffcr` says so.
-Choice: the embedding enters as one shift per block (this gives the count), before the first 1x1; the sinusoid is taken
-of 1000 times the level; the sum over dates is scaled to three of them where there are more or fewer, so that its size
-is the one learned; the thresholding takes the 99.5 % quantile; the condition's encoder runs once per sample; Kaiming
-init is PyTorch's own uniform one, since the normal one with a gain for ReLU makes images a hundred times too bright in
-a network without ReLU.
+into the blocks. The publication does not decide between them, so nothing is left out here.
+Chosen here: the embedding enters as one shift per block (this gives the count), before the first 1x1; the sinusoid is
+taken of 1000 times the level; the sum over dates is scaled to three of them where there are more or fewer, so that its
+size is the one learned; the thresholding takes the 99.5 % quantile; the condition's encoder runs once per sample;
+Kaiming init is PyTorch's own uniform one, since the normal one with a gain for ReLU makes images a hundred times too
+bright in a network without ReLU.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class DiffCRConfig(BaselineConfig):
     threshold: float = 0.995
     """Quantile of the values that a denoised image may reach before it is shrunk; 1 = no thresholding."""
     reference_input: bool = False
-    """Whether the date to clean is marked (published: no)."""
+    """Whether the reference date is marked (published: no)."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -93,7 +93,7 @@ def gated(x: Tensor) -> Tensor:
 
 
 class NafBlock(nn.Module):
-    """The block of both encoders, middle and decoder; without `emb_width` it knows no noise level."""
+    """The block of both encoders, middle and decoder; without `emb_width` it has no noise-level input."""
 
     def __init__(self, channels: int, *, emb_width: int | None = None) -> None:
         super().__init__()
@@ -186,7 +186,7 @@ class DiffCR(Baseline):
         return self.config.sampling_steps + 1
 
     def condition(self, inputs: BaselineInputs) -> list[Tensor]:
-        """Return what the network needs to know of the dates, once per sample."""
+        """Return the features of the dates, once per sample."""
         return self.network.condition(date_frames(inputs, reference=self.config.reference_input), inputs.present)
 
     def denoise(self, noised: Tensor, sigma: Tensor, condition: list[Tensor]) -> Tensor:

@@ -1,12 +1,12 @@
 """EMRDM (Liu et al., CVPR 2025, arXiv 2503.23717): mean-reverting diffusion with an hourglass transformer.
 
-Fact (BASELINES 13, METHOD 1): the process, preconditioning, noise density and Euler sampler that SADER took over
-(`diffusion.py`, `sampling.py` are used as they are), alpha 1, sigma 0.001 to 100, 5 steps, no churn; loss: squared
+Published: the process, preconditioning, noise density and Euler sampler that SADER took over
+(`diffusion.py` and `sampling.py` are used unchanged), alpha 1, sigma 0.001 to 100, 5 steps, no churn; loss: squared
 error over c_out^2. Network: patch 4, widths 256, 512, 768, depths 2, 2, 16, feed-forward 512, 1024, 1536;
 neighbourhood attention 7x7 on two levels, global on the third, heads of 64; weights shared by the dates, L-TAE fusion
 (16 heads, d_k 48, grouped) collapses time; in: noised bands and the date's bands, auxiliary ones among them. Rate
 1e-4, EMA. 148,878,322 parameters (RGB and NIR in, RGB out), which the sizes below meet exactly.
-Choice: cosine attention with a learned temperature and rotary positions (relative, so that tiles agree), RMS norms
+Chosen here: cosine attention with a learned temperature and rotary positions (relative, so that tiles agree), RMS norms
 scaled by the noise level, a mapping network of two gated layers 768 / 2304, skips joined by a learned interpolation;
 the dates are fused before the middle and, for the skips, at each level; the L-TAE's query is the mean over the dates,
 so that their number is free, and there is no encoding of days: the order of the dates does not matter.
@@ -57,7 +57,7 @@ class EmrdmConfig(BaselineConfig):
     fusion_key_width: int = 48
     diffusion: DiffusionConfig = field(default_factory=lambda: DiffusionConfig(sigma_max=100.0, steps=5))
     reference_input: bool = False
-    """Whether the date to clean is marked (published: no)."""
+    """Whether the reference date is marked (published: no)."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -73,7 +73,7 @@ class EmrdmConfig(BaselineConfig):
                     "expected multiples of both, and head_width a multiple of 8."
                 )
         if self.diffusion.residual is not None:
-            raise ConfigError("diffusion.residual is set, but EMRDM makes no composite; leave it null.")
+            raise ConfigError("diffusion.residual is set, but EMRDM has no composite; leave it null.")
 
     @property
     def multiple(self) -> int:
@@ -86,12 +86,12 @@ class EmrdmConfig(BaselineConfig):
 
 @dataclass(frozen=True)
 class EmrdmCondition:
-    """What the denoiser knows beside the state."""
+    """Inputs of the denoiser beside the state."""
 
     frames: Tensor
     """(B, T, C + A, H, W) the dates with their auxiliary bands."""
     mean: Tensor
-    """(B, T, C, H, W) what the process reverts to."""
+    """(B, T, C, H, W) the mean of the process."""
     present: Tensor
     """bool (B, T)"""
     observed: Tensor
@@ -290,9 +290,9 @@ class Emrdm(Baseline):
         self.denoiser = Denoiser(EmrdmNet(config), config.diffusion)
 
     def condition(self, inputs: BaselineInputs) -> EmrdmCondition:
-        """Return the dates as the denoiser wants them."""
+        """Return the dates as inputs of the denoiser."""
         frames = date_frames(inputs, reference=self.config.reference_input)
-        # A tile without any date still gets an image, or its NaN would reach the neighbours it is blended with.
+        # A tile without any date gets an image as well; NaN would reach the tiles it is blended with.
         present = inputs.present | ~inputs.present.any(dim=1, keepdim=True)
         return EmrdmCondition(frames, inputs.cloudy, present, inputs.observed)
 

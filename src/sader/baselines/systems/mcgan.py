@@ -1,11 +1,11 @@
 """McGAN (Enomoto et al. 2017, "Filmy Cloud Removal on Satellite Imagery with Multispectral Conditional GANs").
 
-Fact (BASELINES 1): 3x3 convolution to 64; seven stride-2 4x4 convolutions 128, 256, 512 x5 (batch norm, LeakyReLU 0.2);
+Published: 3x3 convolution to 64; seven stride-2 4x4 convolutions 128, 256, 512 x5 (batch norm, LeakyReLU 0.2);
 seven 4x4 transposed convolutions back with skip concatenation (batch norm, ReLU, dropout on the first three); 3x3
 convolution out. Discriminator: stride-2 stems of 32 channels for condition and image, concatenated, then 128, 256, 512,
 3x3 to 1. L1 x 100 + adversarial; Adam 2e-4, beta1 0.5, batch 1. The benchmark stacks 3 dates x 4 bands.
-Choice: tanh at the end; no cloud mask as a further output; dropout 0.5; four bands out (54.422 M is 12 in, 3 out);
-4x4 kernels with stride 2 in the discriminator's body; the date to clean, where there is one, comes first.
+Chosen here: tanh at the end; no cloud mask as a further output; dropout 0.5; four bands out (54.422 M is 12 in, 3 out);
+4x4 kernels with stride 2 in the discriminator's body; the reference date, if given, comes first.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """Pix2Pix (Isola et al. 2017, "Image-to-Image Translation with Conditional Adversarial Networks"), dates concatenated.
 
-Fact (BASELINES 2): the size of the paper's table means the 9-block ResNet generator, not the U-Net; vanilla conditional
+Published: the size of the paper's table means the 9-block ResNet generator, not the U-Net; vanilla conditional
 GAN + 100 L1; 70x70 PatchGAN; the common optimiser (Adam 2e-4, betas 0.5, 0.999), batch 1.
-Choice: batch norm and no dropout; four bands in and out (the facts leave 3 or 4 out open); the date to clean, where
-there is one, comes first.
+Chosen here: batch norm and no dropout; four bands in and out (the facts leave 3 or 4 out open); the reference date, if
+given, comes first.
 """
 
 from __future__ import annotations

@@ -1,13 +1,13 @@
 """PMAA (Zou et al., ECAI 2023, "PMAA: A Progressive Multi-Scale Attention Autoencoder Model ..."). Sizes assumed.
 
-Fact (BASELINES 7): extractor (width 32) and losses of CTGAN (`extractor.py`); the dates concatenated (96) into a
+Published: extractor (width 32) and losses of CTGAN (`parts/adversarial.py`); the dates concatenated (96) into a
 multi-scale block: 1x1 to 128, five depthwise stride-2 scales, all pooled to the coarsest and summed, a Conv2Former unit
 (11x11 depthwise modulation, MLP x4, layer scale 1e-6, drop-path 0.1), sigmoid-gated injection back to each scale,
 coarse-to-fine merging with 5x5 injection, 1x1 to 32 plus residual; two more such blocks; 1x1 to 4, tanh. Instance norm
-in place of batch norm. AdamW 5e-4, cosine, batch 4. The paper's table says 3.44 M.
-Choice (the facts do not fix them; the count is fitted with the groups): 5x5 depthwise kernels between scales; an
+in place of batch norm. AdamW 5e-4, cosine, batch 4. The paper's table has 3.44 M.
+Chosen here (the facts do not fix them; the count is fitted with the groups): 5x5 depthwise kernels between scales; an
 injection is local * sigmoid(gate) + global with a convolution each, 1x1 at the scales, 5x5 in 8 groups when merging;
-the first block's residual is a 1x1 convolution of the 96 maps; the date to clean, where there is one, comes first.
+the first block's residual is a 1x1 convolution of the 96 maps; the reference date, if given, comes first.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class PmaaConfig(BaselineConfig):
 
 
 class DropPath(nn.modules.dropout._DropoutNd):
-    """Leaves a whole branch out for a share p of the images while training."""
+    """Drops a whole branch for a share p of the images in training."""
 
     def forward(self, x: Tensor) -> Tensor:
         if not self.training or self.p == 0:
@@ -83,7 +83,7 @@ class Conv2Former(nn.Module):
 
 
 class Injection(nn.Module):
-    """Fine maps told by coarser ones: local * sigmoid(gate of coarse) + global of coarse, brought to the fine size."""
+    """Injects coarse maps into fine ones: local * sigmoid(gate of coarse) + global of coarse, at the fine size."""
 
     def __init__(self, width: int, *, kernel: int = 1, groups: int = 1) -> None:
         super().__init__()
@@ -129,10 +129,10 @@ class MultiScaleBlock(nn.Module):
             maps.append(h)
         size = maps[-1].shape[-2:]
         whole = self.attend(torch.stack([F.adaptive_avg_pool2d(m, size) for m in maps]).sum(dim=0))
-        told = [inject(m, whole) for inject, m in zip(self.inject, maps, strict=True)]
-        merged = told.pop()
+        injected = [inject(m, whole) for inject, m in zip(self.inject, maps, strict=True)]
+        merged = injected.pop()
         for merge in self.merge:
-            merged = merge(told.pop(), merged)
+            merged = merge(injected.pop(), merged)
         whole_size = F.interpolate(self.lower(merged), size=x.shape[-2:], mode="bilinear", align_corners=False)
         return whole_size + self.skip(x)
 

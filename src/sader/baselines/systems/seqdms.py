@@ -1,13 +1,13 @@
 """SeqDMs (Zhao et al., Remote Sensing 15(11) 2861, 2023), SIZES ASSUMED: a multi-modal DDPM for any number of dates.
 
-Fact (BASELINES 12): a DDPM of the clear image whose reverse process takes auxiliary modalities (SAR) beside the
+Published: a DDPM of the clear image whose reverse process takes auxiliary modalities (SAR) beside the
 optical date, and a sequential rule of training and inference that handles any number of dates without retraining.
 Sizes, steps, schedule, rate: unknown, no public code; not in the complexity table.
-Choice, all the rest: the U-Net of `unet.py` sees the noised image, one cloudy date and its auxiliary bands, and
-predicts the clear image, not the noise (on a tiny set and the same training the error was a tenth); training shows one
-date of each series, drawn anew at each step; in sampling the estimates from all dates (where observed) are averaged at
-every step of one reverse chain, so the number and order of the dates are free. Linear schedule of 1000 steps, of which
-a sample takes 50, ancestral; estimates are clipped to [-1, 1].
+Chosen here, all the rest: the U-Net of `parts/unet.py` takes the noised image, one cloudy date and its auxiliary bands,
+and predicts the clear image, not the noise (on a tiny set and the same training the error was a tenth); training shows
+one date of each series, drawn at each step; in sampling the estimates from all dates (where observed) are averaged
+at every step of one reverse chain, so the number and order of the dates are free. Linear schedule of 1000 steps, of
+which a sample takes 50, ancestral; estimates are clipped to [-1, 1].
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class SeqDMsConfig(BaselineConfig):
     sampling_steps: int = 50
     """Steps of the reverse chain, 20 to 1000."""
     reference_input: bool = False
-    """Whether the date to clean is marked (published: no)."""
+    """Whether the reference date is marked (published: no)."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -86,7 +86,7 @@ class SeqDMs(Baseline):
         return masked_mean(rearrange(found, "(b t) c h w -> b t c h w", t=dates), use).clamp(-1, 1)
 
     def frames(self, inputs: BaselineInputs) -> Tensor:
-        """Return what the network sees of each date."""
+        """Return the network's input of each date."""
         return date_frames(inputs, reference=self.config.reference_input)
 
     def forward(self, inputs: BaselineInputs) -> Tensor:

@@ -1,11 +1,11 @@
 """STGAN (Sarukkai et al., WACV 2020, "Cloud Removal in Satellite Images Using Spatiotemporal Generative Networks").
 
-Fact (BASELINES 5), the ResNet variant of the tables: a shared 7x7 stem to 64 for each date; the pairs of dates (01, 02,
+Published, the ResNet variant of the tables: a shared 7x7 stem to 64 for each date; the pairs of dates (01, 02,
 12) concatenated to 128; each pair through the same three stride-2 convolutions 256, 512, 1024 and nine residual blocks
 (batch norm, dropout 0.5); the three results concatenated to 3072; transposed convolutions 1536, 768, 384; 7x7 out;
-tanh. The discriminator sees all dates and the image. Vanilla GAN + 100 L1; the common optimiser, larger batches.
-Choice: 3x3 kernels with reflected edges as in the pix2pix family, no bias before batch norm; batch 4; 70x70 PatchGAN;
-the date to clean, where there is one, comes first.
+tanh. The discriminator gets all dates and the image. Vanilla GAN + 100 L1; the common optimiser, larger batches.
+Chosen here: 3x3 kernels with reflected edges as in the pix2pix family, no bias before batch norm; batch 4; 70x70
+PatchGAN; the reference date, if given, comes first.
 """
 
 from __future__ import annotations

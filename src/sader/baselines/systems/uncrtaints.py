@@ -1,12 +1,12 @@
 """UnCRtainTS (Ebel et al., CVPRW 2023): temporal attention at low resolution, and a variance beside every value.
 
-Fact (BASELINES 9): 1x1 conv to 128 (GroupNorm 4); one MBConv (expansion 2, reflect-padded depthwise 3x3,
+Published: 1x1 conv to 128 (GroupNorm 4); one MBConv (expansion 2, reflect-padded depthwise 3x3,
 squeeze-excite 0.25, GELU, pre-norm); max-pool to 32x32 (a factor of 8 at 256 pixels); attention-only L-TAE (16 heads,
 d_model 256, d_k 4) with day offsets; weights upsampled bilinearly, dropout 0.1, grouped weighted sum over time; five
 MBConv at 128 (BatchNorm); 1x1 to means (sigmoid) and variances (softplus). Loss: diagonal Gaussian negative log
 likelihood on data scaled by 10. Adam 1e-3, batch 4, 3 dates. About 0.57 M parameters.
-Choice: the pooling factor is fixed at 8, so that tiles of any size agree; squeeze-excite is 0.25 of the block's own
-width, without biases (this gives the 0.57 M); dates without known days get no position, which makes the network
+Chosen here: the pooling factor is fixed at 8, so that tiles of any size agree; squeeze-excite is 0.25 of the block's
+own width, without biases (this gives the 0.57 M); dates without known days get no position, which makes the network
 invariant to their order; weights of dates that were not observed at a pixel are dropped and the others rescaled.
 """
 
@@ -48,11 +48,11 @@ class UnCRtainTSConfig(BaselineConfig):
     dropout: float = 0.1
     """Of the weights of the dates."""
     scale: float = 10.0
-    """What reflectance is multiplied by in the loss; variances are in its square."""
+    """Factor of reflectance in the loss; variances have its square."""
     least_variance: float = 1e-3
-    """Added to every variance in scaled units, 1e-4 to 1e-2: a value met exactly must not make the loss infinite."""
+    """Added to every variance in scaled units, 1e-4 to 1e-2: keeps the loss finite at an exact value."""
     reference_input: bool = False
-    """Whether the date to clean is marked (published: no)."""
+    """Whether the reference date is marked (published: no)."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -68,7 +68,7 @@ class UnCRtainTSConfig(BaselineConfig):
 
 
 class SqueezeExcite(nn.Module):
-    """Scale each channel by what the mean of all channels says."""
+    """Scale each channel by a function of the channel means."""
 
     def __init__(self, channels: int, hidden: int) -> None:
         super().__init__()
@@ -116,7 +116,7 @@ class DateWeights(nn.Module):
         dates = frames.shape[1]
         x = self.lift(self.norm(rearrange(frames, "b t d h w -> (b t) d h w")))
         if days is not None:
-            # Unknown days get no position at all, not that of day 0.
+            # Unknown days have no position, rather than that of day 0.
             position = sinusoid(days.nan_to_num(), self.head_width, period=1000.0).repeat(1, 1, self.heads)
             position = torch.where(days.isnan()[..., None], 0.0, position)
             x = x + rearrange(position, "b t d -> (b t) d 1 1").to(x.dtype)
@@ -173,14 +173,14 @@ class UnCRtainTS(Baseline):
     def phases_of(self, example: Example, generator: torch.Generator) -> Iterator[Phase]:
         mean, variance = self.distribution(example.inputs)
         squared = (self.config.scale * (mean - to_reflectance(example.clear))).square()
-        # The constant ln(2 pi) / 2 does not move anything.
+        # The constant ln(2 pi) / 2 has no gradient and is left out.
         loss = example.mean((variance.log() + squared / variance) / 2)
         terms = {"squared": example.mean(squared).detach(), "variance": example.mean(variance).detach()}
         yield Phase(MAIN, loss, terms)
 
 
 def _observed_only(weights: Tensor, observed: Tensor) -> Tensor:
-    """Return weights (B, T, K, H, W) without dates that saw nothing at a pixel, summing to 1 again."""
+    """Return weights (B, T, K, H, W) without dates that have no data at a pixel, summing to 1 again."""
     use = observed | ~observed.any(dim=1, keepdim=True)
     kept = weights * use[:, :, None]
     return kept / kept.sum(dim=1, keepdim=True).clamp(min=1e-6)

@@ -1,7 +1,7 @@
 """AllClear: a JSON of series (inputs, target) over `roiN/YEAR_MONTH/SENSOR/roiN_SENSOR_YEAR_MONTH_DAY_median.tif`.
 
-USERS C. The lists are the dataset's own `metadata/datasets/{split}_{tx3|tx12}_..._{pct}.json`; their paths belong to
-the authors' machine and are looked up below the given folder by `roiN/...`. Images are larger than 256 with empty edges
+The lists are the dataset's own `metadata/datasets/{split}_{tx3|tx12}_..._{pct}.json`; their paths are those of the
+authors' machine and are resolved below the given folder from `roiN/...` on. Images are larger than 256 with empty edges
 and cut to the middle 256; `cld_shdw` holds cloud in band 2 and shadow in band 5. L1C, 13 bands. Licence: CC BY-NC 4.0.
 """
 
@@ -23,7 +23,7 @@ from sader.errors import DataError
 SIDE = 256
 SPLITS = ("train", "val", "test")
 CLOUD_BAND, SHADOW_BAND = 2, 5
-"""Of cld_shdw, from 1."""
+"""Numbers of the bands of cld_shdw, from 1."""
 SAMPLERS = {
     "published": "inputs and target as the dataset's JSON lists them",
     "leak_free": "the same without inputs of the target's day",
@@ -52,7 +52,7 @@ def open_allclear(root: Path, request: Request) -> PublicDataset:
     if missing and not request.options.partial:
         raise DataError(
             f"{missing[0][1]} does not exist, but {path.name} lists it ({len(missing)} of {len(listed)} series lack a "
-            "file). Download their regions, or use what is there with partial=True (--partial)."
+            "file). Download their regions, or use the files on disk with partial=True (--partial)."
         )
     names = [entry.name for entry in entries]
     lists = SplitList(tuple(names), path.name, list_hash(map(str, listed)))
@@ -130,7 +130,7 @@ def _when(text: str) -> datetime:
 
 
 def _place(file: str, roi: str, homes: list[Path]) -> Path:
-    """Return where a file of the authors' machine lies here: what follows the region's folder, below a home."""
+    """Return the local path of a file of the lists: the part from the region's folder on, below a home."""
     parts = PurePosixPath(str(file).replace("\\", "/")).parts
     if roi not in parts:
         raise DataError(f"the list names {file}, which is not in a folder {roi}; expected .../{roi}/YEAR_MONTH/...")
@@ -154,7 +154,7 @@ def _read(entry: Entry) -> PublicSeries:
 
 
 def _mask(path: Path) -> np.ndarray:
-    """Return bool (H, W), cloud or shadow, of the image at `path`; what the mask does not know counts as cloud."""
+    """Return bool (H, W), cloud or shadow, of the image at `path`; pixels unknown to the mask count as cloud."""
     file = path.parent.parent / "cld_shdw" / path.name.replace("_s2_toa_", "_cld_shdw_")
     if not file.is_file():
         raise DataError(f"{file} does not exist, but {path} does; expected the mask of each image. Download it again.")

@@ -1,6 +1,6 @@
 """CUHK-CR1 (thin cloud) and CUHK-CR2 (thick cloud): single 8-bit images with infrared, 512 x 512, 0.5 m.
 
-USERS C. `C-CUHK/CUHK-CR1/{train,test}/{cloud,label}/N.png` in colour and `nir/CUHK-CR1/...` in infrared; the folders
+`C-CUHK/CUHK-CR1/{train,test}/{cloud,label}/N.png` in colour and `nir/CUHK-CR1/...` in infrared; the folders
 are the split. 36 test images of CUHK-CR1 are repeated, which `leak_free` leaves out. Values are value / 255.
 """
 
@@ -24,7 +24,7 @@ SAMPLERS = {
 
 
 def open_cuhk_cr(root: Path, request: Request) -> PublicDataset:
-    """Return CUHK-CR1 or CUHK-CR2: red, green, blue, and near infrared where the folder nir is there."""
+    """Return CUHK-CR1 or CUHK-CR2: red, green, blue, and near infrared if the folder nir exists."""
     if request.options.lists not in (None, "folder"):
         raise DataError(f"CUHK-CR is split by its folders; expected no lists, found {request.options.lists}.")
     subset = "CUHK-CR1" if request.name == "cuhk_cr1" else "CUHK-CR2"
@@ -61,7 +61,7 @@ def _files(entry: Entry) -> list[Path]:
 def _find(root: Path, subset: str, kind: str) -> Path | None:
     """Return the folder of a subset, also below the archive's top folder, whose name is not ASCII."""
     places = [root / kind / subset, *([root / subset] if kind == "C-CUHK" else [])]
-    # A user may give C-CUHK itself; nir then lies beside it.
+    # If C-CUHK itself is given, nir is beside it.
     places += [root.parent / kind / subset] if root.name in ("C-CUHK", "nir") else []
     places += sorted(path / kind / subset for path in root.iterdir() if path.is_dir())
     return next((place for place in places if place.is_dir()), None)

@@ -42,7 +42,7 @@ def counts_of_reflectance(reflectance: np.ndarray, seen: np.ndarray) -> np.ndarr
 
 
 def scale_sar(decibel: np.ndarray, *, scaling: str = "default") -> np.ndarray:
-    """Return Sentinel-1 (2, H, W) VV, VH in dB under a name of `SAR_SCALINGS`; what is not finite becomes the floor."""
+    """Return Sentinel-1 (2, H, W) VV, VH in dB under a name of `SAR_SCALINGS`; non-finite values become the floor."""
     if scaling not in SAR_SCALINGS:
         raise ConfigError(f"unknown SAR scaling {scaling!r}{did_you_mean(scaling, SAR_SCALINGS)}")
     floors = (-25.0, -25.0) if scaling == "default" else (-25.0, -32.5)
@@ -58,14 +58,14 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class ReadOptions:
-    """What else can be asked of a reader; a reader ignores what its dataset has not."""
+    """Options of a reader; those that do not apply to its dataset are ignored."""
 
     lists: str | Path | None = None
-    """Where the split list comes from: folder, frozen, hash, or the path of a list; None = the dataset's usual."""
+    """Origin of the split list: folder, frozen, hash, or the path of a list; None: the default of the dataset."""
     partial: bool = False
-    """Use what is on disk of a listed split; otherwise a missing place is an error, since it changes the score."""
+    """Use the listed places that are on disk; otherwise a missing place is an error, because it changes the score."""
     inputs: int = 3
-    """Cloudy dates T of a series, where the dataset leaves the choice (SEN12MS-CR-TS)."""
+    """Cloudy dates T of a series, for datasets with more dates (SEN12MS-CR-TS)."""
     sar: str | None = None
     """Read Sentinel-1 as `aux` under this name of `SAR_SCALINGS`; None reads none."""
     coverage: str | Path = "auto"
@@ -75,7 +75,7 @@ class ReadOptions:
 
 @dataclass(frozen=True)
 class Request:
-    """What `open_dataset` was asked for, checked."""
+    """The checked arguments of `open_dataset`."""
 
     name: str
     split: str
@@ -86,7 +86,7 @@ class Request:
 
 @dataclass(frozen=True)
 class Entry:
-    """Where one series lies on disk."""
+    """The files of one series."""
 
     name: str
     """Unique within the dataset."""
@@ -114,30 +114,30 @@ class PublicSeries:
     valid: np.ndarray
     """bool (T, H, W)."""
     clear_valid: np.ndarray
-    """bool (H, W): the target was observed, and is clear where the dataset says so."""
+    """bool (H, W): the target was observed, and is clear if the dataset labels it."""
     bands: tuple[str, ...]
     cloud_mask: np.ndarray | None = None
-    """bool (T, H, W) as the dataset gives it; None where it gives none."""
+    """bool (T, H, W), the masks of the dataset; None if it has none."""
     days: tuple[float, ...] | None = None
     """Days of the T dates since the earliest of inputs and target."""
     target_day: float | None = None
     aux: np.ndarray | None = None
-    """(T, A, H, W) what the inputs have and the target has not: scaled Sentinel-1 if asked for, infrared."""
+    """(T, A, H, W) bands of the inputs that the target lacks: scaled Sentinel-1 if requested, infrared."""
     aux_bands: tuple[str, ...] = ()
     """Names of the A bands: VV, VH or B08."""
     facts: dict[str, Any] = field(default_factory=dict)
-    """What the sampler did, such as the numbers of the dates."""
+    """Choices of the sampler, such as the numbers of the dates."""
 
     @property
     def leaks(self) -> bool:
-        """Whether the target stands among the inputs."""
+        """Whether the target is one of the inputs."""
         return any(
             np.array_equal(date, self.clear) and bool((seen & self.clear_valid).any())
             for date, seen in zip(self.cloudy, self.valid, strict=True)
         )
 
     def chosen(self, bands: Sequence[str] | None) -> PublicSeries:
-        """Return the series with those of `bands` it has, in that order; None = all."""
+        """Return the series with the available ones of `bands`, in that order; None = all."""
         if bands is None:
             return self
         names = tuple(band for band in bands if band in self.bands)
@@ -149,8 +149,8 @@ class PublicSeries:
     def item(self, bands: Sequence[str] | None = None, aux_bands: Sequence[str] = ()) -> Item:
         """Return the series as an evaluation item of the paper's task, scored wherever the target is known.
 
-        The masks are the dataset's, else estimated by rules from the inputs alone (never from the target: a mask made
-        with it would tell the answer). `aux_bands` help and are not scored.
+        The masks are the dataset's, else estimated by rules from the inputs alone (never from the target, which would
+        reveal the answer). `aux_bands` are inputs that are not scored.
         """
         from sader.data.cloud_rules import estimate_cloud_mask
         from sader.data.items import Item
@@ -191,8 +191,8 @@ class PublicSeries:
     def record(self, source: str, *, bands: Sequence[str] | None = None, **known: Any) -> SeriesRecord:
         """Return the series for a training shard: the target first, labelled clear, then the inputs.
 
-        Inputs stay unlabelled even where the dataset has masks: a pixel labelled clear may be taught as a truth, and
-        these masks miss shadows and rims. Auxiliary bands are not packed.
+        Inputs stay unlabelled even if the dataset has masks: a pixel labelled clear may become a target, and these
+        masks miss shadows and cloud edges. Auxiliary bands are not packed.
         known: `level`, `resolution` and `extra` of the record.
         """
         some = self.chosen(bands)
@@ -214,19 +214,19 @@ Reader = Callable[[Entry], PublicSeries]
 
 @dataclass(frozen=True)
 class PublicDataset(Sequence[PublicSeries]):
-    """One split of a public dataset. Nothing is read before a series is asked for, and nothing is kept."""
+    """One split of a public dataset. A series is read when it is indexed, and not cached."""
 
     request: Request
     root: Path
     entries: tuple[Entry, ...]
     read: Reader
-    """A function of the module of the reader (or a partial of one), so that worker processes can be given it."""
+    """A function of the module of the reader (or a partial of one), so that it can be pickled for worker processes."""
     bands: tuple[str, ...]
     lists: SplitList
     level: str = "L1C"
     resolution: float | None = 10.0
     notes: dict[str, Any] = field(default_factory=dict)
-    """What else a report should say, such as places missing on disk."""
+    """Further facts for a report, such as places missing on disk."""
 
     def __post_init__(self) -> None:
         numbered = tuple(replace(entry, number=number) for number, entry in enumerate(self.entries))
@@ -235,7 +235,7 @@ class PublicDataset(Sequence[PublicSeries]):
             found = f"all {len(lost)} listed places are missing" if lost else "none of it belongs to the split"
             raise DataError(
                 f"{self.root} holds no series of split {self.request.split} of {self.request.name}: {found}. "
-                "Download that part of the dataset or ask for another split."
+                "Download that part of the dataset or choose another split."
             )
         if all(entry.number == 0 for entry in self.entries):
             object.__setattr__(self, "entries", numbered)
@@ -273,7 +273,7 @@ class PublicDataset(Sequence[PublicSeries]):
         return self.subset(sorted(kept))
 
     def view(self, image: np.ndarray) -> np.ndarray:
-        """Return (C, H, W) as the dataset's protocol sees it: itself, or red, green, blue under `mtc_stretch`."""
+        """Return (C, H, W) under the dataset's protocol: unchanged, or red, green, blue under `mtc_stretch`."""
         if self.request.protocol != "mtc_stretch":
             return image
         import torch
@@ -295,7 +295,7 @@ class PublicDataset(Sequence[PublicSeries]):
 
     @property
     def facts(self) -> dict[str, Any]:
-        """What a report must say about the data."""
+        """Facts about the data for a report."""
         return {
             "dataset": self.request.name, "split": self.request.split, "sampler": self.request.sampler,
             "protocol": self.request.protocol, "series": len(self), "groups": len({e.group for e in self.entries}),
@@ -304,7 +304,7 @@ class PublicDataset(Sequence[PublicSeries]):
 
 
 def check_choice(value: str, known: Iterable[str], what: str, name: str) -> None:
-    """Raise unless `value` is known to the dataset `name`."""
+    """Raise unless `value` is one of the `known` choices of the dataset `name`."""
     options = list(known)
     if value not in options:
         raise ConfigError(f"{name} has no {what} {value!r}; it has {', '.join(options)}.")

@@ -1,7 +1,7 @@
-"""Read one image of a public dataset and say exactly what is wrong with it if that fails.
+"""Read the images of public datasets, with exact errors; find files of equal content.
 
 GeoTIFF through rasterio, PNG and JPEG through Pillow, masks as plain `.npy`. Files are opened for reading only,
-nothing is written beside them, and nothing is ever unpickled.
+and nothing is unpickled.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ def files_in(folder: Path, suffix: str) -> list[str]:
 def read_counts(path: Path, bands: Sequence[str], *, centre: int | None = None) -> tuple[np.ndarray, np.ndarray]:
     """Return counts float32 (C, H, W) of a GeoTIFF with exactly `bands`, and bool (H, W), where they were observed.
 
-    Not observed: not finite, the file's nodata, or 0 in every band; there the counts are 0. `centre` cuts that many
-    pixels a side out of the middle. A TIFF written channel-last as pages (one page per row) is understood.
+    Not observed: not finite, the file's nodata, or 0 in every band; there the counts are 0. `centre` crops to
+    that many pixels a side. A channel-last TIFF with one page per row is supported.
     """
     values, nodata = _tiff(path, len(bands), None, centre)
     if values.shape[0] != len(bands):
@@ -92,7 +92,7 @@ def _pages(path: Path) -> np.ndarray:
 
 
 def check_counts(path: Path, counts: np.ndarray, seen: np.ndarray) -> None:
-    """Raise unless the counts can be reflectance x 10000: a file of reflectance in [0, 1] would come out black."""
+    """Raise unless the counts can be reflectance x 10000: reflectance in [0, 1] would become black."""
     if seen.any() and float(counts.max()) <= 2:
         raise ValueRangeError(
             f"{path} holds values up to {float(counts.max()):.3g}; expected counts, reflectance x 10000. "
@@ -103,7 +103,7 @@ def check_counts(path: Path, counts: np.ndarray, seen: np.ndarray) -> None:
 def read_picture(path: Path, *, colours: int = 3) -> np.ndarray:
     """Return float32 (colours, H, W) in [0, 1] of an 8-bit PNG or JPEG: value / 255.
 
-    colours 3 wants a colour image (transparency is dropped); colours 1 takes the first channel, since infrared images
+    colours 3 needs a colour image (transparency is dropped); colours 1 takes the first channel, since infrared images
     are stored as grey or as three equal channels.
     """
     from PIL import Image, UnidentifiedImageError
@@ -186,7 +186,7 @@ def without_twins(
     *,
     seen_paths_of: Callable[[str], Sequence[Path]] | None = None,
 ) -> list[str]:
-    """Return `names` without those that share a file's content with one of `seen` or with an earlier one."""
+    """Return `names` without those that have a file in common with one of `seen` or with an earlier one."""
     known = {file_hash(path) for name in seen for path in (seen_paths_of or paths_of)(name)}
     kept = []
     for name in names:

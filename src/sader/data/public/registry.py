@@ -1,6 +1,6 @@
-"""`open_dataset`: one way to open any public cloud-removal dataset, and the table of those that are known.
+"""`open_dataset`: opens any supported public dataset; `DATASETS` lists them.
 
-METHOD 6. Each reader knows its own layout; here the request is checked and the layout of a folder is recognised.
+The request is checked and the layout of a folder is recognised here; the readers are in files of their own.
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ SCORING = ("reflectance", "mtc_stretch")
 
 @dataclass(frozen=True)
 class DatasetKind:
-    """What is known of a public dataset before it is opened."""
+    """Facts about a public dataset before it is opened."""
 
     open: Callable[[Path, Request], PublicDataset]
     splits: tuple[str, ...]
     samplers: Mapping[str, str]
-    """Name -> what it does."""
+    """Name -> description."""
     bands: tuple[str, ...]
     protocol: str
-    """The one of its published figures."""
+    """The protocol of its published figures."""
     about: str
 
 
@@ -75,7 +75,7 @@ DATASETS: dict[str, DatasetKind] = {
         "AllClear: 3 or 12 dates, 13 bands, cloud and shadow masks",
     ),
 }  # fmt: skip
-"""Every dataset `open_dataset` knows, by name."""
+"""Every supported dataset, by name."""
 
 
 def open_dataset(
@@ -90,9 +90,9 @@ def open_dataset(
     """Return one split of a public dataset as a sequence of `PublicSeries`.
 
     name_or_path: NAME:FOLDER with a name of `DATASETS`, or a folder, with its name in `dataset` or recognised by its
-    layout. split: train, val, test or all, as the dataset has them. sampler: leak_free, or published as it was
-    published (`DATASETS[name].samplers` says what each does). protocol: reflectance or mtc_stretch, default that of
-    the dataset's published figures; it decides `PublicDataset.view` and which scores stand beside plain reflectance.
+    layout. split: train, val, test or all, as the dataset has them. sampler: leak_free or published
+    (`DATASETS[name].samplers` describes each). protocol: reflectance or mtc_stretch, default that of
+    the dataset's published figures; it sets `PublicDataset.view` and the scores beside plain reflectance.
     """
     name, root = _parse(name_or_path, dataset)
     kind, options = DATASETS[name], options or ReadOptions()
@@ -126,7 +126,7 @@ def _parse(name_or_path: str | Path, dataset: str | None) -> tuple[str, Path]:
 
 
 def recognise(root: Path) -> str:
-    """Return the name of the dataset whose layout `root` has; SEN12MS-CR-TS is taken whole."""
+    """Return the name of the dataset whose layout `root` has; SEN12MS-CR-TS with all its regions."""
     if not root.is_dir():
         raise DataError(f"{root} is no folder; expected that of a dataset. Check the path.")
     signs = {
@@ -147,7 +147,7 @@ def recognise(root: Path) -> str:
 
 @dataclass(frozen=True)
 class DatasetItems(Sequence["Item"]):
-    """A dataset as evaluation items with the given bands, each read when it is asked for."""
+    """A dataset as evaluation items with the given bands, each read on demand."""
 
     dataset: PublicDataset
     bands: tuple[str, ...] | None = None

@@ -1,7 +1,7 @@
 """RICE1 and RICE2: single 8-bit colour images under thin (RICE1) or thick (RICE2) cloud, with the clear image.
 
-USERS C. `RICE1/{cloud,label}/N.png` (500), `RICE2/{cloud,label,mask}/N.png` (450), 512 x 512. No list comes with the
-archive; those in use contain repeated images, which `leak_free` leaves out of the test. Values are value / 255.
+`RICE1/{cloud,label}/N.png` (500), `RICE2/{cloud,label,mask}/N.png` (450), 512 x 512. The archive has no
+lists; those in use contain repeated images, which `leak_free` leaves out of the test. Values are value / 255.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ def open_rice(root: Path, request: Request) -> PublicDataset:
 
 
 def _known(lists: SplitList, names: list[str], base: Path) -> list[str]:
-    """Return the listed names without suffix, or name one that is not on disk."""
+    """Return the listed names without suffix, or raise for one that is not on disk."""
     there = set(names)
     chosen = [Path(name).stem if name.lower().endswith(".png") else name for name in lists.names]
     unknown = [name for name in chosen if name not in there]
@@ -85,7 +85,7 @@ def _lists(root: Path, base: Path, names: list[str], request: Request, split: st
     if split == "all":
         return SplitList(tuple(names), "every image of the folder", list_hash(names))
     if lists == "hash":
-        # Equal images are one group, lest they fall on two sides.
+        # Equal images are one group, so that they are in the same split.
         groups = content_groups(names, lambda name: base / "label" / f"{name}.png")
         part = by_hash(groups, split)
         members = tuple(name for group in part.names for name in groups[group])
@@ -105,7 +105,7 @@ def _lists(root: Path, base: Path, names: list[str], request: Request, split: st
 
 
 def read_pair(entry: Entry, *, bands: tuple[str, ...]) -> PublicSeries:
-    """Return a series of one date from a pair of pictures, with infrared and mask where the entry has them."""
+    """Return a series of one date from a pair of pictures, with infrared and mask if the entry has them."""
     assert entry.target is not None
     paths = [entry.target, *entry.inputs]
     clear, cloudy = (read_picture(path) for path in paths)

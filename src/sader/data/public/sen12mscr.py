@@ -1,6 +1,6 @@
 """SEN12MS-CR: one cloudy and one clear Sentinel-2 image of a patch, with Sentinel-1.
 
-USERS C. `ROIs1158_spring_s2_cloudy/s2_cloudy_N/ROIs1158_spring_s2_cloudy_N_pK.tif` and likewise s2 and s1, 13 bands
+`ROIs1158_spring_s2_cloudy/s2_cloudy_N/ROIs1158_spring_s2_cloudy_N_pK.tif` and likewise s2 and s1, 13 bands
 L1C, 256 x 256; the lists are those of the UnCRtainTS loader (175 regions). A folder per season works too.
 """
 
@@ -23,14 +23,14 @@ SAR_BANDS = ("VV", "VH")
 SPLITS = ("train", "val", "test", "all")
 SAMPLERS = {
     "published": "regions whose path contains a listed name: 's1_1' of the training list also takes s1_106, s1_123 "
-    "and s1_140 of the test list, so training sees test regions",
+    "and s1_140 of the test list, so that training includes test regions",
     "leak_free": "exactly the listed regions",
 }
 SEASONS = ("ROIs1158_spring", "ROIs1868_summer", "ROIs1970_fall", "ROIs2017_winter")
 
 
 def open_sen12mscr(root: Path, request: Request) -> PublicDataset:
-    """Return SEN12MS-CR; regions absent from disk are an error unless partial, since they decide the score."""
+    """Return SEN12MS-CR; regions missing on disk are an error unless partial, because they change the score."""
     regions = {f"{season}/{number}": folder for season in SEASONS for number, folder in _regions(root, season).items()}
     if not regions:
         raise DataError(
@@ -43,7 +43,7 @@ def open_sen12mscr(root: Path, request: Request) -> PublicDataset:
     if missing and not request.options.partial:
         raise DataError(
             f"{len(missing)} of {len(lists.names)} regions of split {request.split} are not in {root}: "
-            f"{', '.join(missing[:5])}. Download them, or use what is there with partial=True (--partial)."
+            f"{', '.join(missing[:5])}. Download them, or use the files on disk with partial=True (--partial)."
         )
     entries = [entry for region in chosen for entry in _entries(region, *regions[region], request)]
     notes = {"missing_places": missing} if missing else {}

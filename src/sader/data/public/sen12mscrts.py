@@ -1,8 +1,8 @@
 """SEN12MS-CR-TS: 30 dates of a patch in 2018, Sentinel-2 L1C and Sentinel-1; T inputs and a target are chosen.
 
-METHOD 6, USERS C. `ROIsXXXX/N/{S1,S2}/<0..29>/*_patch_K.tif`, the sixth part of a name is the date. `sen12mscrts` is
+`ROIsXXXX/N/{S1,S2}/<0..29>/*_patch_K.tif`, the sixth part of a name is the date. `sen12mscrts` is
 all regions, `sen12mscrts_ea` East Asia with all three test regions, `sen12mscrts_ea_published` the same with
-ROIs1868/73 alone as test, which is what the published East Asia figures are. Samplers: `splits.SAMPLERS`.
+ROIs1868/73 alone as test, as in the published East Asia figures. Samplers: `splits.SAMPLERS`.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def open_sen12mscrts(root: Path, request: Request) -> PublicDataset:
     if missing and not request.options.partial:
         raise DataError(
             f"{len(missing)} of {len(lists.names)} regions of split {request.split} are not in {root}: "
-            f"{', '.join(missing[:5])}. Download them, or use what is there with partial=True (--partial): the "
+            f"{', '.join(missing[:5])}. Download them, or use the files on disk with partial=True (--partial): the "
             "regions on disk decide the score."
         )
     table = _table(request.options.coverage)
@@ -177,7 +177,7 @@ def _cover(entry: Entry, source: str) -> tuple[np.ndarray, list[np.ndarray] | No
     images = [read_counts(path, BANDS_13) for path in entry.inputs]
     seen = np.stack([seen for _, seen in images])
     cloud = estimate_cloud_mask(np.stack([reflectance_of_counts(counts) for counts, _ in images]), BANDS_13, valid=seen)
-    # What was not observed counts as cloud, so a blank date is never the target.
+    # Pixels without data count as cloud, so that a blank date is never the target.
     return (cloud | ~seen).mean((1, 2)), None
 
 

@@ -1,6 +1,6 @@
 """Sen2_MTC_New (CTGAN) and Sen2_MTC_Old (STGAN): three cloudy dates and one clear image each.
 
-METHOD 6, USERS C. New: `ROOT/{train,val,test}.txt` name tiles, `ROOT/Sen2_MTC/TILE/cloudless/NAME.tif` and
+New: `ROOT/{train,val,test}.txt` name tiles, `ROOT/Sen2_MTC/TILE/cloudless/NAME.tif` and
 `.../cloud/NAME_{0,1,2}.tif`, 256 x 256, R G B NIR, reflectance x 10000. Old: `multipleImage/clear/ID.jpg` and
 `multipleImage/cloudy/ID_{0,1,2}.jpg` with `ID_{0,1,2}_ir.jpg`, 8 bit; no official split. Neither gives dates or SAR.
 """
@@ -28,7 +28,7 @@ NEW_SAMPLERS = {
 }
 OLD_SAMPLERS = {
     "published": "the three dates that the dataset gives",
-    "leak_free": "the same dates; train leaves out tiles that test in Sen2_MTC_New, lest a model of both has seen them",
+    "leak_free": "the same dates; train leaves out the test tiles of Sen2_MTC_New, for models trained on both",
 }
 
 
@@ -52,7 +52,7 @@ def open_new(root: Path, request: Request) -> PublicDataset:
     if missing and not request.options.partial:
         raise DataError(
             f"{len(missing)} of {len(lists.names)} tiles of {lists.origin} are not in {tiles_root}: "
-            f"{', '.join(missing[:5])}. Download them, or use what is there with partial=True (--partial)."
+            f"{', '.join(missing[:5])}. Download them, or use the files on disk with partial=True (--partial)."
         )
     published = joined([frozen_list("sen2_mtc_new", part) for part in parts])
     notes: dict[str, object] = {"published_lists": lists.sha256 == published.sha256}
@@ -77,7 +77,7 @@ def _own_list(path: str | Path) -> SplitList:
 
 
 def _tile_entries(tile: Path) -> list[Entry]:
-    """Return the series of one tile, in natural order, or name the first file that is missing."""
+    """Return the series of one tile, in natural order; raise for the first file that is missing."""
     clear, cloudy = tile / "cloudless", tile / "cloud"
     for folder in (clear, cloudy):
         if not folder.is_dir():
@@ -136,7 +136,7 @@ def open_old(root: Path, request: Request) -> PublicDataset:
     if unknown and not request.options.partial:
         raise DataError(
             f"{len(unknown)} of {len(listed)} names of {lists.origin} are not in {base / 'clear'}: "
-            f"{', '.join(unknown[:5])}. Download them, or use what is there with partial=True (--partial)."
+            f"{', '.join(unknown[:5])}. Download them, or use the files on disk with partial=True (--partial)."
         )
     notes: dict[str, object] = {"missing_places": unknown} if unknown else {}
     if request.sampler == "leak_free" and request.split == "train":

@@ -1,7 +1,7 @@
-"""Which places train, validate and test: lists shipped with the package, lists found beside the data, and our own rule.
+"""Splits: lists shipped with the package, lists beside the data, and a hash rule; samplers of dates.
 
-METHOD 6, USERS C. Every list has a SHA-256 (of its sorted names, one per line), which goes into the facts of a dataset
-and so into each report. No published list is guessed: where none exists, `by_hash` is a rule of ours and says so.
+Every list has a SHA-256 (of its sorted names, one per line), which is part of the facts of a
+dataset and of each report. No published list is guessed: where none exists, `by_hash` is labelled as a rule of sader.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class SplitList:
     origin: str
     """Such as "frozen", "test.txt of the folder", "hash rule (not published)"."""
     sha256: str
-    """Of the sorted names, so neither the order nor the line ends matter."""
+    """SHA-256 of the sorted names, regardless of order and line ends."""
 
 
 def list_hash(names: Iterable[str]) -> str:
@@ -76,8 +76,8 @@ def read_list(path: Path) -> tuple[str, ...]:
 def folder_list(root: Path, split: str, *, file_names: Sequence[str] | None = None, instead: str) -> SplitList:
     """Return the list of `split` from the dataset's own folder.
 
-    file_names: the names under which such a file is known, default SPLIT.txt. instead: the end of the error, what to
-    do without the file.
+    file_names: the names under which such a file is known, default SPLIT.txt. instead: advice at the end of
+    the error if there is no file.
     """
     wanted = tuple(file_names or (f"{split}.txt",))
     for name in wanted:
@@ -92,14 +92,14 @@ def folder_list(root: Path, split: str, *, file_names: Sequence[str] | None = No
 
 
 def by_hash(names: Iterable[str], split: str, *, shares: tuple[float, float] = (0.8, 0.1)) -> SplitList:
-    """Return the part of `names` that a rule of ours gives to `split`: order by SHA-256, first 80 %, 10 %, the rest.
+    """Return the part of `names` in `split` by a rule of sader: order by SHA-256, first 80 %, 10 %, the rest.
 
-    Not a published split. It depends on the set of names alone, whose hash is the result's; give whole tiles or
-    groups of equal images, so that none stands on two sides.
+    Not a published split. It depends on the set of names alone; names should be whole tiles or groups of equal
+    images, so that none is in two splits.
     """
     ranked = sorted(set(names), key=lambda name: hashlib.sha256(name.encode()).digest())
     first = round(shares[0] * len(ranked))
-    # Validation and test get one each as soon as there are three names.
+    # Validation and test get at least one each from three names on.
     first = min(first, len(ranked) - 2) if len(ranked) > 2 else first
     second = min(first + max(round(shares[1] * len(ranked)), 1), max(len(ranked) - 1, first))
     parts = {"train": ranked[:first], "val": ranked[first:second], "test": ranked[second:], "all": ranked}
@@ -146,10 +146,10 @@ def choose_dates(
     days: Sequence[float] | None = None,
     number: int = 0,
 ) -> Dates:
-    """Return the dates a sampler of `SAMPLERS` chooses.
+    """Return the dates chosen by a sampler of `SAMPLERS`.
 
-    coverage: cloud cover of each date, 1 for blank ones; days: acquisition days, of which `leak_free` takes none twice
-    with the target's; number: index of the series, the seed of `published_random`.
+    coverage: cloud cover of each date, 1 for blank ones; days: acquisition days; `leak_free` takes no input of the
+    target's day; number: index of the series, the seed of `published_random`.
     """
     cover = np.asarray(coverage, np.float64)
     if len(cover) < inputs + 1:
@@ -170,6 +170,6 @@ def choose_dates(
     others = [date for date in range(len(cover)) if date != target and (days is None or days[date] != days[target])]
     if len(others) < inputs:
         raise DataError(
-            f"a patch has {len(others)} dates of other days than its target; expected {inputs}. Ask for fewer inputs."
+            f"a patch has {len(others)} dates of other days than its target; expected {inputs}. Use fewer inputs."
         )
     return Dates(tuple(others[:inputs]), target)

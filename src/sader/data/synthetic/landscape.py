@@ -1,7 +1,7 @@
-"""Layout of procedural land (parcels, forest, river, roads, towns, hills) and its look on a day of the year.
+"""Layout of procedural land (parcels, forest, river, roads, towns, hills) and its reflectance on a day of the year.
 
-Used by `data/synthetic.py`. Land is a mixture of materials per pixel, so edges are mixed pixels as in real images.
-It makes no clouds. Everything is a pure function of the seed and the size.
+Land is a mixture of materials per pixel, so that edges are mixed pixels as in real images. Clouds are added in
+`scene.py`. All values depend on the seed and the size alone.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _FALLOW = len(CROPS) - 1
 
 
 class Land:
-    """What lies where, on a grid of height x width pixels of 10 m; nothing here depends on the date."""
+    """Land cover on a grid of height x width pixels of 10 m, independent of the date."""
 
     def __init__(self, seed: int, height: int, width: int) -> None:
         self.seed, self.height, self.width = seed, height, width
@@ -69,7 +69,7 @@ class Land:
         slope = np.zeros_like(along)
         for size, length in waves:
             phase, k = self.rng.uniform(0, 2 * np.pi), 2 * np.pi / length
-            bend += size * (np.sin(k * along + phase) - np.sin(phase))  # passes through the point whatever the phase
+            bend += size * (np.sin(k * along + phase) - np.sin(phase))  # passes through the point at any phase
             slope += size * k * np.cos(k * along + phase)
         return (side - bend) / np.sqrt(1 + slope**2)
 
@@ -77,7 +77,7 @@ class Land:
         rng = self.rng
         low = np.unravel_index(np.argmin(self.hilly + 0.2 * rng.uniform(size=self.hilly.shape)), self.hilly.shape)
         middle = (0.7 * self.height / 2 + 0.3 * low[0], 0.7 * self.width / 2 + 0.3 * low[1])
-        # Along the foot of the hills, as rivers do.
+        # Along the foot of the hills, like a river.
         gy, gx = np.gradient(_smooth(self.hilly, 12))
         angle = np.arctan2(float(gy.mean()), float(gx.mean())) + np.pi / 2 + rng.uniform(-0.3, 0.3)
         waves = [(rng.uniform(18, 34), rng.uniform(210, 330)), (rng.uniform(7, 14), rng.uniform(80, 130))]
@@ -85,7 +85,7 @@ class Land:
         self.river_distance = np.abs(distance)
         half = rng.uniform(2.6, 4.6) * (1 + 0.18 * self.patchy)
         self.water = np.clip(half - self.river_distance + 0.5, 0, 1)
-        # Gravel banks on the inside of bends come and go along the river.
+        # Gravel banks on the inside of bends.
         bank = np.clip(half + 2.0 * np.clip(self.rough - 0.2, -1, 1.2) - np.abs(distance - 1.2) + 0.5, 0, 1)
         self.sand = bank * (1 - self.water) * (self.patchy > -0.2)
         self.plain = np.exp(-((self.river_distance / 38) ** 2))
@@ -225,13 +225,13 @@ class Light:
     azimuth: float
     """Direction of the sun, degrees clockwise from north."""
     air: float
-    """Part of HAZE_SPECTRUM that the date adds, 0 to 1."""
+    """Share of HAZE_SPECTRUM added by the date, 0 to 1."""
     gain: float
     """Calibration and view, about 0.97 to 1.03."""
 
 
 def light_on(day: float, seed: int, date: int) -> Light:
-    """Return the light of a morning pass at about 45 degrees north."""
+    """Return sun and air of a morning overpass at about 45 degrees north."""
     rng = np.random.default_rng([seed, 20, date])
     season = np.cos(2 * np.pi * (day - 172) / 365)
     return Light(
@@ -263,7 +263,7 @@ def _materials(land: Land, day: float) -> dict[str, np.ndarray]:
     bare = 1 - sum(parts.values())
     parts["soil"] = bare * (1 - land.soil_dark)
     parts["dark_soil"] = bare * land.soil_dark
-    # Furrows show where the ground is bare; a period near the pixel size leaves the faint stripes seen from orbit.
+    # Furrows on bare ground; a period near the pixel size leaves the faint stripes of satellite images.
     furrows = np.sin(2 * np.pi * land.rows_across / 2.9) * (_hash(land.parcel, 30) < 0.4)
     tone = land.tone * (1 + 0.035 * bare * furrows + 0.025 * land.fine + 0.02 * land.patchy)
     parts = {name: part * tone for name, part in parts.items()}
@@ -292,7 +292,7 @@ def _materials(land: Land, day: float) -> dict[str, np.ndarray]:
 
 
 def _relief(land: Land, light: Light) -> np.ndarray:
-    """Return the brightness (H, W) of slopes relative to flat ground; sky light fills half of the shade."""
+    """Return the brightness (H, W) of slopes relative to flat ground; diffuse radiation fills half of the shade."""
     gy, gx = np.gradient(_smooth(land.elevation, 1.2))
     zenith, azimuth = np.deg2rad(light.zenith), np.deg2rad(light.azimuth)
     # Sun vector in (rows down, columns right, up); the surface normal is (-gy, -gx, 1).
@@ -339,7 +339,7 @@ def _mix(a: np.ndarray, b: np.ndarray) -> np.ndarray:
 
 
 def _hash(ids: np.ndarray, salt: int) -> np.ndarray:
-    """Return float32 in [0, 1) that looks random but depends on `ids` and `salt` alone."""
+    """Return float32 in [0, 1) pseudo-random, depending on `ids` and `salt` alone."""
     mixed = _mix(ids, np.full((), salt, dtype=np.int64))
     return ((mixed.astype(np.uint64) >> np.uint64(40)).astype(np.float32)) / np.float32(2**24)
 

@@ -1,7 +1,7 @@
 """Procedural places with known truth: farmland, forest, river, roads, towns and hills through the seasons, with clouds.
 
-For tests, the tutorial and `sader demo` (no data set needed). Every picture is a pure function of its seed. It models
-no real place and no sensor geometry; sizes are in 10 m pixels, reflectance is surface-like with a little haze.
+For tests, the tutorial and `sader demo` (no data set needed). Every image depends on its seed alone. No real place
+and no sensor geometry are modelled; sizes are in 10 m pixels, reflectance is surface-like with a little haze.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ __all__ = ["CLASSES", "Place", "SyntheticSeries", "demo_scene", "make_place", "m
 
 @dataclass(frozen=True)
 class Place:
-    """One piece of land as it looks without clouds."""
+    """One place without clouds."""
 
     surface: np.ndarray
-    """(T, C, H, W) float32 reflectance of each date, with its light, air and sensor noise, without clouds."""
+    """(T, C, H, W) float32 reflectance of each date, with its sun, air and sensor noise, without clouds."""
     days: np.ndarray
     """(T,) float32, days since the first date."""
     classes: np.ndarray
@@ -39,12 +39,12 @@ class Place:
 
 @dataclass(frozen=True)
 class SyntheticSeries:
-    """A series of cloudy dates whose truth is known."""
+    """A series of cloudy dates with known truth."""
 
     cloudy: np.ndarray
     """(T, C, H, W) float32 reflectance in [0, 1]; equal to the truth of the date outside `cloud_mask`."""
     clear: np.ndarray
-    """(C, H, W) float32, truth of the reference date, of the first date where there is no reference."""
+    """(C, H, W) float32, truth of the reference date, or of the first date without a reference."""
     cloud_mask: np.ndarray
     """(T, H, W) bool, True = cloud or shadow."""
     days: np.ndarray
@@ -114,7 +114,7 @@ def make_series(
 ) -> SyntheticSeries:
     """Return a procedural place under clouds, with its truth.
 
-    `coverage` is the part of each date under cloud, 0 to 1 (their shadows come on top): one value per date, one for
+    `coverage` is the part of each date under cloud, 0 to 1 (shadows not counted): one value per date, one for
     all, or None to draw it. Clouds of a date depend on the seed and the date's number alone.
     """
     if reference is not None and not 0 <= reference < dates:
@@ -165,7 +165,7 @@ _DEMO_LIGHT = CloudSettings(
     thickness=(0.8, 1.0),
     thin_only_probability=0.0,
 )
-_DEMO_SKY = (  # coverage, key of the clouds, kinds; the keys were chosen by eye
+_DEMO_SKY = (  # coverage, key of the clouds, kinds; the keys were chosen for a clear picture
     (0.25, 4, replace(_DEMO_LIGHT, thick_kinds=(1, 0, 0), thin_kinds=(1, 0, 0))),
     (0.30, 6, replace(_DEMO_LIGHT, thick_kinds=(0, 0, 1), thin_kinds=(0, 1, 0))),
     (0.28, 2, replace(_DEMO_LIGHT, thick_kinds=(0, 0, 1), thin_kinds=(0, 1, 0))),
@@ -175,7 +175,7 @@ _DEMO_SKY = (  # coverage, key of the clouds, kinds; the keys were chosen by eye
 def _under_clouds(
     place: Place, date: int, coverage: float | None, key: Sequence[int], settings: CloudSettings
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Return (cloudy (C, H, W), mask (H, W)) of one date; the shadows fall where its sun throws them."""
+    """Return (cloudy (C, H, W), mask (H, W)) of one date; the shadows follow its sun."""
     generator = torch.Generator().manual_seed(int(np.random.SeedSequence(list(key)).generate_state(1)[0]))
     azimuth = float(place.sun_azimuth[date])
     settings = replace(settings, sun_azimuth=(azimuth, azimuth))

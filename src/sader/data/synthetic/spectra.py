@@ -1,7 +1,6 @@
-"""Reflectance of what procedural land is made of, and how crops and trees change over a year.
+"""Reflectance of the materials of procedural land, and the course of crops and trees over a year.
 
-Used by `data/synthetic.py`. Typical values of Sentinel-2 surface reflectance, rounded; good enough to look right and
-to test methods on, not a spectral library.
+Typical values of Sentinel-2 surface reflectance, rounded; enough for tests, not a spectral library.
 """
 
 from __future__ import annotations
@@ -36,7 +35,7 @@ SPECTRA: np.ndarray = np.array(list(_MATERIALS.values()), dtype=np.float32)
 HAZE_SPECTRUM: np.ndarray = np.array(
     [0.080, 0.058, 0.033, 0.017, 0.014, 0.011, 0.009, 0.008, 0.007, 0.004, 0.0, 0.002, 0.001], dtype=np.float32
 )
-"""Path radiance of a clear but not clean atmosphere, as reflectance; a date adds a part of it."""
+"""Path radiance of a slightly hazy atmosphere, as reflectance; a date adds a part of it."""
 
 BLUR: np.ndarray = np.array([2.2, 0.5, 0.5, 0.5, 0.9, 0.9, 0.9, 0.5, 0.9, 2.2, 2.2, 0.9, 0.9], dtype=np.float32)
 """Standard deviation of the sensor's blur in 10 m pixels: 10 m, 20 m and 60 m bands."""
@@ -59,7 +58,7 @@ class Crop:
     straw: float
     """Part of the ground under stubble after the fall, 0 to 1."""
     grass: float
-    """Part of the leaves that look like meadow instead of crop, 0 to 1."""
+    """Share of the leaves with the spectrum of meadow instead of crop, 0 to 1."""
     blossom: float = 0.0
     """Strength of yellow flowers some weeks after the rise, 0 to 1."""
 
