@@ -126,8 +126,9 @@ def test_before_after_shows_every_part(tmp_path):
 
 
 def test_a_figure_that_cannot_be_written_says_so(tmp_path):
+    (tmp_path / "file").touch()
     with pytest.raises(OutputError, match="cannot write"):
-        save_png(Image.new("RGB", (4, 4)), tmp_path / "no" / "figure.png")
+        save_png(Image.new("RGB", (4, 4)), tmp_path / "file" / "figure.png")
 
 
 def test_band_names_must_fit():

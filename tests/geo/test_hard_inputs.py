@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import os
 import zipfile
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
 from sader.bands import canonical, names_of_file
-from sader.errors import BandError, DataError
+from sader.errors import BandError, DataError, OutputError, printable
 from sader.geo.align import build_stack
 from sader.geo.grid import Grid
 from sader.geo.offset import check_counts, check_source
@@ -371,3 +373,59 @@ def test_a_mask_with_nan_is_cloud_there(tmp_path, write_date):
     assert mask is not None
     assert mask[:20].all()
     assert not mask[20:].any()
+
+
+# ------------------------------------------------------------------------------------------------ odd files and names
+
+
+@pytest.mark.parametrize(
+    "transform", [(10.0, 0.0, float("nan"), 0.0, -10.0, 5.1e6), (0.0, 0.0, 6e5, 0.0, 0.0, 5.1e6)], ids=["nan", "flat"]
+)
+def test_a_geotransform_that_places_no_pixel_is_refused(tmp_path, write_date, transform):
+    path = write_date(tmp_path / "a.tif", 0, transform=transform)
+    with pytest.raises(DataError, match=r"geotransform is .*expected six finite numbers"):
+        open_sources([path])
+
+
+@pytest.mark.parametrize("shape", [(1, 700), (700, 1), (2, 600)])
+def test_a_raster_of_a_few_rows_or_columns_is_cleared(tmp_path, write_date, tiny, shape):
+    counts = np.random.default_rng(0).integers(500, 3000, (2, 4, *shape)).astype(np.uint16)
+    paths = [write_date(tmp_path / f"S2_2022-0{n + 3}-10.tif", one, tiled=False) for n, one in enumerate(counts)]
+    stack = build_stack(open_sources(paths), tiny.config.network, notice=quiet)
+    report = clear_scene(stack, tiny, tmp_path / "o.tif", SceneOptions(reference=0), notice=quiet)
+    assert report.size == shape
+    assert report.pixels["nodata"] == 0
+
+
+def test_a_pipe_is_refused_at_once(tmp_path):
+    pipe = tmp_path / "a.tif"
+    os.mkfifo(pipe)
+    with pytest.raises(DataError, match="is a pipe, socket or device"):
+        open_sources([pipe])
+    with pytest.raises(DataError, match="is a pipe, socket or device"):
+        open_sources([tmp_path])
+
+
+def test_loops_of_links_are_refused(tmp_path, write_date, tiny):
+    loop = tmp_path / "loop.tif"
+    loop.symlink_to(loop)
+    with pytest.raises(DataError, match="is a link that leads nowhere"):
+        open_sources([loop])
+    stack = build_stack(open_sources([write_date(tmp_path / "a.tif", 0)]), tiny.config.network, notice=quiet)
+    with pytest.raises(OutputError, match="is a link that leads nowhere"):
+        clear_scene(stack, tiny, loop, notice=quiet)
+
+
+def test_names_that_are_not_utf8_are_refused_and_shown_safely(tmp_path, write_date, tiny):
+    good = write_date(tmp_path / "a.tif", 0)
+    odd = os.fsencode(tmp_path) + b"/caf\xe9\x1b[31m.tif"
+    os.rename(good, odd)
+    path = Path(os.fsdecode(odd))
+    with pytest.raises(DataError, match="is not valid UTF-8") as caught:
+        open_sources([path])
+    shown = printable(str(caught.value))
+    assert "caf\\udce9\\x1b[31m.tif" in shown
+    assert shown.isprintable()
+    stack = build_stack(open_sources([write_date(tmp_path / "b.tif", 0)]), tiny.config.network, notice=quiet)
+    with pytest.raises(OutputError, match="is not valid UTF-8"):
+        clear_scene(stack, tiny, path, notice=quiet)

@@ -437,3 +437,18 @@ def test_a_preview_that_cannot_be_written_is_said_before_the_work(tmp_path, remo
     status, _, err = remove(path, "-o", tmp_path / "c.tif", "--preview", tmp_path / "p.jpg")
     assert (status, "expected a name that ends in .png" in err) == (2, True)
     assert not (tmp_path / "c.tif").exists()
+
+
+@pytest.mark.parametrize(("option", "name"), [("--preview", "look.png"), ("--report", "page.html")])
+def test_no_output_replaces_an_existing_file_unless_told(tmp_path, remove, write_date, option, name):
+    path, taken = write_date(tmp_path / "in" / "a.tif", 0), tmp_path / name
+    taken.write_text("mine")
+    arguments = [str(path), "-o", str(tmp_path / "c.tif"), option, str(taken)]
+    code, _, err = remove(*arguments)
+    assert code == 2
+    assert f"OutputError: {taken} exists. Use --overwrite to replace it" in err
+    assert taken.read_text() == "mine"
+    assert sorted(p.name for p in tmp_path.iterdir()) == sorted(["in", name])
+    code, _, err = remove(*arguments, "--overwrite")
+    assert code == 0, err
+    assert taken.read_bytes() != b"mine"

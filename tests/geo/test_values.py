@@ -29,6 +29,12 @@ def test_a_pixel_needs_all_its_bands_and_each_band_has_its_coding():
     np.testing.assert_allclose(values[:, 0, 2], [0.2, 0.6], rtol=1e-6)
 
 
+def test_decoding_leaves_the_stored_numbers_alone():
+    numbers = np.full((2, 3, 3), 0.5)  # float64, the type that is computed in
+    decode_array(numbers, [ValueCoding("float64", 2.0, 0.1, None)] * 2)
+    assert (numbers == 0.5).all()
+
+
 @pytest.mark.parametrize("coding", [COUNTS, SHIFTED, ValueCoding("int16", 1e-4, 0.0, -9999.0)])
 def test_every_count_survives_the_round_trip(coding):
     limits = np.iinfo(coding.dtype)

@@ -5,6 +5,7 @@ Needs NumPy and Pillow only.
 
 from __future__ import annotations
 
+import io
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,7 +15,8 @@ from numpy.typing import NDArray
 from PIL import Image, ImageDraw, ImageFont
 
 from sader.bands import rgb_indices
-from sader.errors import OutputError, ShapeError, ValueRangeError
+from sader.errors import ShapeError, ValueRangeError
+from sader.files import write_atomically
 
 Picture = NDArray[np.uint8]
 """(H, W, 3), ready for the screen."""
@@ -218,10 +220,7 @@ def before_after(
 def save_png(image: Image.Image, path: Path | str) -> Path:
     """Write the figure as PNG and return its path."""
     target = Path(path)
-    try:
-        image.save(target, format="PNG", optimize=True)
-    except OSError as error:
-        raise OutputError(
-            f"cannot write {target}: {error.strerror or error}. Choose a folder that can be written to."
-        ) from error
+    content = io.BytesIO()
+    image.save(content, format="PNG", optimize=True)
+    write_atomically(target, content.getvalue())
     return target

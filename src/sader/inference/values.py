@@ -83,7 +83,7 @@ def decode(numbers: Tensor, codings: Sequence[ValueCoding]) -> tuple[Tensor, Ten
         if coding.nodata is not None and not math.isnan(coding.nodata):
             nodata = float(np.asarray(coding.nodata, coding.dtype))  # as the type of the file rounds it
             valid &= values != nodata
-        reflectance[band] = values.mul_(coding.scale).add_(coding.offset)
+        reflectance[band] = values.mul(coding.scale).add_(coding.offset)
     return reflectance.masked_fill_(~valid, 0.0), valid
 
 

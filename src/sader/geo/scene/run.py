@@ -6,13 +6,15 @@ name only when it is complete.
 
 from __future__ import annotations
 
+import contextlib
+import glob
 import hashlib
 import os
 import shutil
+import tempfile
 import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager
 from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
@@ -47,7 +49,7 @@ CACHE_BYTES = 256 * 2**20
 HARDLY_CLEAR = 0.01
 """Part of the pixels of a date: below this share in every date the whole result is an estimate."""
 
-MakeExecutor = Callable[[ScenePlan, CloudRemover, StackScene], AbstractContextManager[Executor]]
+MakeExecutor = Callable[[ScenePlan, CloudRemover, StackScene], contextlib.AbstractContextManager[Executor]]
 """Provides the executor of a scene (`sader.geo.xarray.cluster`)."""
 
 
@@ -186,7 +188,9 @@ def clear_scene(
     if done is not None and not scene.options.overwrite:
         say(f"{scene.target} exists already, from the same command and inputs.")
         missing = {path: write for path, write in extras.items() if not path.exists()}
-        return _with_extras(done, scene.stack, missing)
+        with contextlib.suppress(OutputError), WorkFolder(scene.target, job) as work:
+            work.remove()  # what a killed run could not remove; a folder of others stays
+        return _with_extras(done, replace(scene.stack, coding=_coding(scene.stack, done.reference_index)), missing)
     _check_outputs(scene, extras, resumable(scene.target))
     with gdal_cache(), WorkFolder(scene.target, job) as work:
         if work.state.report is None:
@@ -356,6 +360,8 @@ def _publish(scene: Scene, work: WorkFolder) -> None:
 
 def _with_extras(report: SceneReport, stack: GeoStack, extras: Extras) -> SceneReport:
     for path, write in extras.items():
+        for stale in path.parent.glob(f".{glob.escape(path.name)}.*.partial"):  # of a process that was killed
+            stale.unlink()
         write(report, stack)
         report = replace(report, files=(*report.files, str(path)))
     return report
@@ -376,12 +382,11 @@ def check_folder(target: Path) -> None:
         raise OutputError(f"{target} is a folder; expected the name of a file.")
     if target.is_symlink() and not target.exists():
         raise OutputError(f"{target} is a link that leads nowhere; expected the name of a file. Remove the link.")
-    probe = target.with_name(f".{target.name}.{os.getpid()}.probe")
     try:
         str(target).encode("utf-8")
         target.parent.mkdir(parents=True, exist_ok=True)
-        probe.touch()
-        probe.unlink()
+        with tempfile.TemporaryFile(dir=target.parent):  # without a name, so that nothing is left after a kill
+            pass
     except UnicodeEncodeError as error:
         raise OutputError(f"the name {target} is not valid UTF-8, which GDAL needs. Choose another name.") from error
     except OSError as error:
@@ -482,7 +487,7 @@ def _bytes(number: int) -> str:
     return f"{number / 1e9:.1f} GB" if number >= 1e9 else f"{number / 1e6:.1f} MB"
 
 
-@contextmanager
+@contextlib.contextmanager
 def gdal_cache() -> Iterator[None]:
     """Bound the block cache of GDAL, and close the files that this thread has opened."""
     with require("rasterio", extra="geo", purpose="reading GeoTIFF").Env(GDAL_CACHEMAX=CACHE_BYTES):
