@@ -416,7 +416,7 @@ BAD: list[tuple[str, dict[str, Any], type[SaderError], str]] = [
     ("no pixel", {"cloudy": GOOD[..., :0]}, ShapeError, r"holds no pixel\. Give .* at least 1"),
     ("bands", {"cloudy": GOOD[:, :3]}, BandError, r"has 3 bands; this model works on 4: B02, B03, B04, B08\. Select"),
     ("band names", {"bands": ["B02", "B03"]}, BandError, r"bands names 2 .* but cloudy has 4; give one name each"),
-    ("unknown band", {"bands": ["B02", "B03", "B04", "B99"]}, BandError, r"this model knows .*Leave out B99"),
+    ("unknown band", {"bands": ["B02", "B03", "B04", "B99"]}, BandError, r"this model has .*Leave out B99"),
     ("same band", {"bands": ["B02", "B03", "B04", "B04"]}, BandError, r"each once\. Leave out the duplicates"),
     ("sizes", {"cloudy": ragged()}, ShapeError, r"expected one size for every date"),
     ("text", {"cloudy": [["a"]]}, ShapeError, r"of type <U1; expected one numeric array"),

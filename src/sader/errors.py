@@ -1,6 +1,6 @@
-"""Every error a user can meet, and the one way to ask for an optional package.
+"""The errors of user mistakes, and `require` for optional packages.
 
-Each message says what was found, what was wanted and what to do, in that order. The command line prints the
+Each message states what was found, what was expected and what to do, in that order. The command line prints the
 message and exits with status 2; it never shows a traceback for a `SaderError`.
 """
 

@@ -211,7 +211,7 @@ def _band_positions(network: NetworkConfig, count: int, bands: Sequence[str] | N
     unknown = [band for band in bands if band not in wanted]
     if unknown or len(set(bands)) != len(bands):
         raise BandError(
-            f"bands are {', '.join(bands)}; this model knows {', '.join(wanted)}, each once. "
+            f"bands are {', '.join(bands)}; this model has {', '.join(wanted)}, each once. "
             f"Leave out {', '.join(unknown) or 'the duplicates'}."
         )
     if len(bands) < len(wanted) and network.needs_all_bands:

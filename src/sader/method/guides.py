@@ -1,8 +1,8 @@
 """Guides of the resampler: predictions of an image at its outliers (docs/method.md#guides).
 
 `make_guide` builds one by name: "mae" (the paper's masked autoencoder), "conv" (a small partial-convolution network),
-"mean" (one colour), "lowpass" (a smooth fill, no weights), "none". All are called as the `Guide` protocol of
-`resampling.py` says, on images in [-1, 1], and all are deterministic. How they are trained is not here.
+"mean" (one colour), "lowpass" (a smooth fill, no weights), "none". All follow the `Guide` protocol of
+`resampling.py` on images in [-1, 1] and are deterministic. `training/guide.py` trains them.
 """
 
 from __future__ import annotations
@@ -157,7 +157,7 @@ class LearnedGuide:
     """A trained filling network as a guide: [-1, 1] outside, reflectance inside, always in evaluation mode.
 
     network: `MaskedAutoencoder` or `ConvGuide`; it follows the image to its device.
-    trained: whether the weights were learned; `note` says in words what that means.
+    trained: whether the weights were learned; `note` describes it for users.
     """
 
     def __init__(self, network: MaskedAutoencoder | ConvGuide, *, trained: bool = True) -> None:
@@ -166,7 +166,7 @@ class LearnedGuide:
 
     @property
     def note(self) -> str:
-        """What a user should know about this guide."""
+        """Description of the guide for users."""
         kind, bands = type(self.network).__name__, self.network.config.bands
         if self.trained:
             return f"{kind} guide for {bands} bands with trained weights"
@@ -234,7 +234,7 @@ def make_guide(
     """Return the guide called `name`: "mae", "conv", "mean", "lowpass", or None for "none".
 
     bands: bands of the images; weights: a `save_guide` file for "mae" and "conv". Without it these two come untrained
-    in their small form (`trained` is False, `note` says so, and a warning is given).
+    in their small form (`trained` is False, with a warning).
     """
     if name not in GUIDES:
         raise ConfigError(f"unknown guide {name!r}{did_you_mean(name, GUIDES)}")

@@ -17,14 +17,14 @@ TILE = 8
 
 
 def _axis_plan(size: int, kernel: int, device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
-    """Return, for one axis, query rows (tiles, 8), key rows (tiles, reach) and who sees whom (tiles, 8, reach).
+    """Return query rows (tiles, 8), key rows (tiles, reach) and attended pairs (tiles, 8, reach) of one axis.
 
     Each query sees `kernel` keys; at borders the window is shifted inward, so that the count stays the same.
     """
     reach = TILE + kernel - 1
     tiles = (size + TILE - 1) // TILE
     queries = torch.arange(tiles * TILE, device=device).clamp(max=size - 1).view(tiles, TILE)
-    # Two clamps: a map smaller than the window starts at 0, and what lies beyond its end is not seen. No branch on the
+    # Two clamps: a map smaller than the window starts at 0, and keys beyond its end are masked. No branch on the
     # size, so that one exported graph serves all sizes.
     window_start = (queries - kernel // 2).clamp(max=size - kernel).clamp(min=0)
     key_start = window_start[:, :1].clamp(max=size - reach).clamp(min=0)

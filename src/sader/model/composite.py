@@ -37,27 +37,27 @@ from sader.model.matching import (
 
 @dataclass(frozen=True)
 class MatchedDates:
-    """The dates in the anchor's radiometry, a fill for what none of them shows, and how far each may be trusted."""
+    """The dates in the anchor's radiometry, a fill for pixels that none of them shows, and the misfit of each."""
 
     dates: Tensor
     """(B, T, C, H, W)"""
     fill: Tensor
     """(B, C, H, W)"""
     clear: Tensor
-    """(B, T, H, W) in [0, 1]: how surely a pixel is observed and clear."""
+    """(B, T, H, W) in [0, 1]: probability that a pixel is observed and clear."""
     variance: Tensor
     """(B, T + 1, H, W): mean squared difference from the anchor around a pixel, of each date and of the fill."""
     anchor: Tensor
     """(B,) the date that all others are matched to."""
     flag: Tensor
-    """(B, T): 1 for the reference date, 0.5 for an anchor nobody asked for, else 0."""
+    """(B, T): 1 for the reference date, 0.5 for an anchor chosen without a reference date, else 0."""
 
     def log_variance(self) -> Tensor:
-        """Return the variances on a scale that suits a network: about -1 (as good as noise) to 1 (useless)."""
+        """Return the variances scaled as a network input: about -1 (sensor noise) to 1 (no agreement)."""
         return (self.variance.log() + 8.0) / 4.0
 
     def joint_correction(self, image: Tensor, available: Tensor) -> Tensor:
-        """Return what all dates together add to a blend (B, C, H, W) of all but the anchor; without gradient."""
+        """Return the joint correction of a blend (B, C, H, W) of all dates but the anchor; without gradient."""
         others = available.any(dim=3).any(dim=2) & (self.flag == 0)
         with torch.no_grad():
             return joint_correction(
@@ -75,15 +75,15 @@ class MatchedDates:
 
 
 NOISE_VARIANCE = 1e-5
-"""Floor of the variance, about 0.0016 of reflectance: no date agrees better with another than sensors do."""
+"""Floor of the variance, about 0.0016 of reflectance: the noise of the sensors."""
 
 
 VARIANCE_FLOOR = 1e-4
-"""Weight of a hidden pixel in the variance of a date; it decides only far from pixels clear in both dates."""
+"""Weight of a hidden pixel in the variance of a date; it matters only far from pixels that are clear in both dates."""
 SURE = 8
-"""Power of the clear probability for use in holes: what is 0.9 clear counts 0.4, so fringes of clouds hardly do."""
+"""Power of the clear probability in the fill: 0.9 counts as 0.4, so that fringes of clouds have little weight."""
 HOLE = 33
-"""Edge in pixels of the window that says whether a pixel is close to known ones."""
+"""Edge in pixels of the window that measures how close a pixel is to known ones."""
 
 
 def prepare_dates(
@@ -101,8 +101,8 @@ def prepare_dates(
         dates = match_dates(cloudy, clear, anchor, already_matched=already_matched)
         rows = torch.arange(anchor.shape[0], device=anchor.device)
         target, target_clear = cloudy[rows, anchor].float(), clear[rows, anchor]
-        # How well does each candidate explain the anchor nearby? Its own variance would be 0; that is settled by
-        # a preference, not by this. The fill's is that of a smooth one: what it explains without seeing the pixel.
+        # The misfit of each candidate to the anchor nearby. The anchor's own is 0; `prefer_anchor` sets its weight
+        # instead. That of the fill is measured on a smooth version of the anchor.
         smooth = spread_from_clear(target, target_clear)
         candidates = torch.cat([dates, smooth[:, None]], dim=1)
         squared = (candidates - target[:, None]).square().mean(dim=2)
@@ -130,19 +130,19 @@ def box_mean(x: Tensor, edge: int) -> Tensor:
 
 
 def is_date(index: Tensor, dates: int) -> Tensor:
-    """Return bool (B, T), True at the date (B,). Unlike `F.one_hot` it looks at no value, so it can be exported."""
+    """Return bool (B, T), True at the date (B,). Unlike `F.one_hot` it reads no value, so that it can be exported."""
     return torch.arange(dates, device=index.device) == index[:, None]
 
 
 def fill_holes(dates: Tensor, clear: Tensor, variance: Tensor, anchor: Tensor) -> Tensor:
-    """Return a full image (B, C, H, W) for what no date shows, made from what some date shows around it.
+    """Return a full image (B, C, H, W) for pixels that no date shows, filled from pixels around them.
 
     Close to known pixels they are carried inward, which keeps the edges of fields; far inside a large hole that would
     only be streaks, and the wide local mean takes over.
     """
     sure = clear.pow(SURE)
     own = is_date(anchor, clear.shape[1])[:, :, None, None]
-    # The anchor explains itself perfectly, so its variance says nothing: it counts a hundred times the best other.
+    # The anchor's misfit to itself is 0 and carries no information: its weight is a hundred times the best other.
     worth = torch.where(own, 0.0, 1 / variance)
     weight = sure * torch.where(own, 100 * worth.amax(dim=1, keepdim=True) + 1.0, worth)
     image = weighted_sum(weight / (weight.sum(dim=1, keepdim=True) + 1e-12), dates)
@@ -159,17 +159,17 @@ def clearest_date(cloudy: Tensor, clear: Tensor, observed: Tensor) -> Tensor:
     """
     seen = observed.sum(dim=(2, 3)).double()
     brightness = (cloudy.double().mean(dim=2) * observed).sum(dim=(2, 3)) / seen.clamp(min=1)
-    # Under half a pixel for any possible brightness, so that it only ever decides between equals.
+    # Less than half a pixel for any possible brightness, so that it only breaks ties.
     score = clear.double().sum(dim=(2, 3)) - 0.05 * brightness
     return score.masked_fill(seen == 0, -torch.inf).argmax(dim=1)
 
 
 CLASSICAL: dict[str, Any] = {"trust_mask": 1.0, "trust_fit": 2.0, "prefer_anchor": (0.0, 8.0), "prefer_fill": -4.0}
-"""Where the learned scalars of the blend start; chosen on the training places of CloudSEN12."""
+"""Initial values of the learned scalars of the blend; chosen on the training places of CloudSEN12."""
 
 
 def classical_blend(matched: MatchedDates, available: Tensor) -> Tensor:
-    """Return the composite (B, C, H, W) that the untrained head gives: no learned part at all."""
+    """Return the composite (B, C, H, W) of the untrained head, without any learned part."""
     batch, dates, height, width = matched.clear.shape
     learned = matched.clear.new_zeros(batch, dates + 1, height, width)
     with full_precision(learned):
@@ -177,14 +177,14 @@ def classical_blend(matched: MatchedDates, available: Tensor) -> Tensor:
 
 
 class Blend(NamedTuple):
-    """The composite and how it came about."""
+    """The composite with its weights."""
 
     image: Tensor
     """(B, C, H, W)"""
     weights: Tensor
     """(B, T + 1, H, W): of each date; the last is the smooth fill's."""
     contrast: Tensor
-    """(B,): by how much details of rebuilt pixels should be strengthened."""
+    """(B,): factor for the details of reconstructed pixels."""
 
 
 class CompositeHead(nn.Module):
@@ -256,18 +256,18 @@ def blend(
     own, own_clear = matched.at_anchor(dates), matched.at_anchor(matched.clear)
     shown = matched.clear.float().masked_fill(is_anchor, 0.0).amax(dim=1)
     gain = contrast_gain(image.detach(), own, own_clear * shown)
-    # Right beside a cloud a pixel called clear often is not quite: it has no say in what is carried inward.
+    # Pixels beside a cloud are often not quite clear: their residual is not carried inward.
     safe = 1 - F.max_pool2d(1 - own_clear[:, None], 3, stride=1, padding=1)
     residual = own - image
-    # Against sensor noise, not against the usual misfit: a residual of 0.01 in reflectance already counts a quarter,
-    # because what is carried inward spreads over a whole hole.
+    # Relative to sensor noise and not to the usual misfit, because the residual spreads over a whole hole: at 0.01 of
+    # reflectance its weight is a quarter.
     safe = safe * inlier_weight(residual.detach().square().mean(dim=1, keepdim=True), safe, NOISE_VARIANCE)
     image = image + carried_inward(residual, safe)
     # The anchor against all others together: their joint evidence is the log-sum of their logits.
     asked = (matched.flag.amax(dim=1) == 1).float()[:, None, None]
     preference = (prefer_anchor[0] * (1 - asked) + prefer_anchor[1] * asked) * own_clear
     own_logit = matched.at_anchor(learned[:, :-1]) + matched.at_anchor(prior[:, :-1]) + preference
-    # A date that only fills up the batch has no part in the mean.
+    # Padding dates are excluded from the mean.
     seen = available.any(dim=(2, 3), keepdim=True).float()
     usual = (matched.variance[:, :-1] * seen).sum(dim=1) / seen.sum(dim=1).clamp(min=1)
     usual = usual.clamp(min=NOISE_VARIANCE)  # a series without a single pixel has none
@@ -293,11 +293,11 @@ def _logits_of_others(
     trust_fit: Tensor | float,
     prefer_fill: Tensor | float,
 ) -> tuple[Tensor, Tensor]:
-    """Return (what the masks alone say, logits of all but the anchor), both (B, T + 1, H, W), the fill last."""
-    # The floor is small: where no date is clear, even a thousandth of each would carry cloud in beside the fill.
+    """Return (logits of the masks alone, logits of all but the anchor), both (B, T + 1, H, W), the fill last."""
+    # The floor is small: where no date is clear, a thousandth of each would add cloud to the fill.
     prior = trust_mask * (matched.clear + 1e-5).log()
     prior = torch.cat([prior, torch.zeros_like(prior[:, :1]) + prefer_fill], dim=1)
-    # How well a date fits matters unless it is surely cloud: a good fit must not lift its clouds above the fill.
+    # The misfit counts unless a pixel is certainly cloud: a good fit must not give clouds more weight than the fill.
     logits = learned + prior - trust_fit * _certain(matched) * matched.variance.log()
     never = torch.zeros_like(available[:, :1])  # the fill is always there
     is_anchor = (matched.flag > 0)[:, :, None, None]
@@ -305,14 +305,14 @@ def _logits_of_others(
 
 
 class OthersBlend(NamedTuple):
-    """What the other dates say the anchor should look like."""
+    """Prediction of the anchor from the other dates."""
 
     image: Tensor
     """(B, C, H, W), in the anchor's radiometry."""
     log_variance: Tensor
-    """(B, H, W): how well they usually explain it around there, on the scale of `MatchedDates.log_variance`."""
+    """(B, H, W): their usual misfit nearby, on the scale of `MatchedDates.log_variance`."""
     clear: Tensor
-    """(B, T, H, W): where each date was usable."""
+    """(B, T, H, W): where each date was clear."""
 
 
 def blend_of_others(matched: MatchedDates, available: Tensor) -> OthersBlend:
@@ -336,13 +336,13 @@ def blend_of_others(matched: MatchedDates, available: Tensor) -> OthersBlend:
 # Joint correction
 
 BEST_DATES = 2
-"""Dates that enter with all their bands. The others still speak through the blend; a third gave +0.05 dB at most."""
+"""Number of dates that enter with all their bands. The others contribute through the blend; a third gave 0.05 dB."""
 PIXELS_JOINT = 500.0
 """Evidence, in clear pixels, at which the joint fit is trusted by half."""
 FLAG_SCALE = 0.05
 """Size of the "is this date seen here" features, in model units: comparable to the other features' deviations."""
 FARTHEST = 4.0
-"""Features are cut at this many standard deviations of the pixels fitted on: beyond, a line says nothing."""
+"""Features are clipped at this many standard deviations of the fitted pixels, beyond which the fit extrapolates."""
 MOST_CORRECTION = 0.25
 """Largest correction, in model units."""
 PASSES = 2
@@ -351,7 +351,7 @@ PASSES = 2
 def joint_correction(
     image: Tensor, dates: Tensor, clear: Tensor, variance: Tensor, anchor: Tensor, *, others: Tensor
 ) -> Tensor:
-    """Return what is to be added to the blend of the other dates, (B, C, H, W).
+    """Return the correction (B, C, H, W) of the blend of the other dates by a joint linear fit.
 
     image: (B, C, H, W), the blend. dates: (B, T, C, H, W), matched to the anchor. clear: (B, T, H, W) in [0, 1].
     variance: (B, T, H, W), mean squared misfit of each date around a pixel. anchor: (B,). others: bool (B, T), the
@@ -371,11 +371,11 @@ def joint_correction(
 
 
 def _best_dates(dates: Tensor, clear: Tensor, variance: Tensor, own_clear: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the dates that explain most of what the anchor hides, (B, K, C, H, W), and where each is clear.
+    """Return the dates that best predict the hidden pixels of the anchor, (B, K, C, H, W), and where each is clear.
 
     Ranked once for the whole image, so that a feature means the same date at every pixel.
     """
-    # An empty date at the end: there may be fewer dates than are looked for.
+    # An empty date at the end, because there may be fewer than `BEST_DATES`.
     dates = torch.cat([dates, torch.zeros_like(dates[:, :1])], dim=1)
     clear = torch.cat([clear, torch.zeros_like(clear[:, :1])], dim=1)
     worth = clear[:, :-1] / variance * (1.01 - own_clear)[:, None]
@@ -387,7 +387,7 @@ def _best_dates(dates: Tensor, clear: Tensor, variance: Tensor, own_clear: Tenso
 
 
 def _regressed(features: Tensor, residual: Tensor, weight: Tensor) -> Tensor:
-    """Return the prediction of `residual` (B, C, H, W) from `features` (B, D, H, W), fitted where `weight` says."""
+    """Return the prediction of `residual` (B, C, H, W) from `features` (B, D, H, W), fitted with `weight`."""
     height, width = residual.shape[-2:]
     total = weight.sum(dim=(-2, -1)).clamp(min=1.0)[:, None, None, None]
     near = weight[:, None]
@@ -411,7 +411,7 @@ def _regressed(features: Tensor, residual: Tensor, weight: Tensor) -> Tensor:
     maps = add_local_fit(moments, slope, offset)[:, 0]
     # One band after the other: all maps of 13 bands at once would take gigabytes.
     made = [_applied(x, to_pixels(maps[:, :, band], height, width)) for band in range(maps.shape[2])]
-    # A few pixels are enough for a local fit of one date, not for one of so many features.
+    # With this many features, few pixels are not enough for a local fit.
     return torch.stack(made, dim=1) * (total / (total + PIXELS_JOINT))
 
 
@@ -423,7 +423,7 @@ def _applied(x: Tensor, maps: Tensor) -> Tensor:
 # Contrast
 
 MOST_GAIN = 1.15
-"""Largest factor for details. All of the way to this bound, sharpness rose by 0.06 to 0.07 on the training places for
+"""Largest factor for details. Up to this bound, sharpness rose by 0.06 to 0.07 on the training places and PSNR fell by
 0.03 to 0.06 dB."""
 PIXELS_CONTRAST = 2000.0
 """Evidence, in pairs of clear pixels, at which the measured contrast is trusted by half."""
@@ -432,15 +432,15 @@ DETAIL = 5
 
 
 def contrast_gain(predicted: Tensor, own: Tensor, known: Tensor) -> Tensor:
-    """Return (B,) in [1, MOST_GAIN]: by how much the details of `predicted` are too pale.
+    """Return (B,) in [1, MOST_GAIN]: the factor by which the details of `predicted` are too weak.
 
-    predicted, own: (B, C, H, W), what the other dates say and what the date shows; known: (B, H, W) in [0, 1], where
-    both can be relied on.
+    predicted, own: (B, C, H, W), the prediction from the other dates and the date itself; known: (B, H, W) in [0, 1],
+    where both are reliable.
     """
     pairs = known[:, :-1, :-1] * known[:, 1:, :-1] * known[:, :-1, 1:]
     evidence = pairs.sum(dim=(1, 2))
     shown, said = ((_gradient(image) * pairs).sum(dim=(1, 2)) for image in (own, predicted))
-    # Half of the way, in logarithms: details that are only partly right should not be strengthened in full.
+    # Half of the measured factor, in logarithms, because details are only partly right.
     gain = (shown / said.clamp(min=1e-6)).clamp(min=1e-6).sqrt().clamp(1.0, MOST_GAIN)
     return 1 + (gain - 1) * evidence / (evidence + PIXELS_CONTRAST)
 

@@ -20,7 +20,7 @@ from sader.model.fusion import TemporalAttention, masked_mean, pool_available
 
 @dataclass(frozen=True)
 class ConditionFeatures:
-    """What the condition network hands to the backbone."""
+    """Outputs of the condition network for the backbone."""
 
     injections: tuple[Tensor, ...]
     """One map per backbone encoder block, added to its input."""
@@ -31,22 +31,22 @@ class ConditionFeatures:
     dates_fine: Tensor
     """(B, T, width, H, W): each date's features at the finest level, for the composite's weights."""
     fused_fine: Tensor
-    """(B, width, H, W): the decoder's last map, what all dates together say about a place."""
+    """(B, width, H, W): the decoder's last map, from all dates together."""
 
 
 class SeriesInput(NamedTuple):
-    """A batch of series as the network takes it in: padded, with zeros where there is nothing."""
+    """A batch of series as network input: padded, 0 for missing values."""
 
     cloudy: Tensor
     aux: Tensor
     observed: Tensor
-    """bool (B, T, H, W): the date is there and has data at the pixel."""
+    """bool (B, T, H, W): the date is present and has data at the pixel."""
     use: Tensor
-    """bool (B, T, C, H, W): observed, in a band that is there."""
+    """bool (B, T, C, H, W): observed, in a present band."""
     present: Tensor
     band_present: Tensor
     available: Tensor
-    """bool (B, T, H/stem, W/stem): what attention over the dates may look at."""
+    """bool (B, T, H/stem, W/stem): pixels that take part in the attention over the dates."""
     emb: Tensor
     """(B*T, E)"""
     size: tuple[int, int]
@@ -54,7 +54,7 @@ class SeriesInput(NamedTuple):
 
 @dataclass(frozen=True)
 class Condition:
-    """Everything the denoiser needs to know about a series of dates; made once, used at every step."""
+    """Features of a series for the denoiser; computed once, used at every step."""
 
     features: ConditionFeatures
     frames: Tensor
@@ -73,11 +73,11 @@ class Condition:
     log_error: Tensor | None = None
     """(B, C, H, W): logarithm of the error to be expected, in the model's range; None without an error head."""
     contrast: Tensor | None = None
-    """(B,): by how much details of a one-step answer should be strengthened; None without a composite."""
+    """(B,): factor for the details of a one-step result; None without a composite."""
 
 
 class InjectionHead(nn.Module):
-    """norm, SiLU, conv that starts at zero: a decoder map becomes something to add to the backbone."""
+    """norm, SiLU, conv that starts at zero: turns a decoder map into an addition to the backbone."""
 
     def __init__(self, channels_in: int, channels_out: int) -> None:
         super().__init__()

@@ -2,7 +2,7 @@
 
 The public code moved axes by reinterpreting memory, which mixed time, channels and places; here they move by
 `rearrange`. Its learned T -> 1 sum of queries is a mean over the dates at hand, so that T is free and a missing date
-has no part in anything. Shapes: frames are (B, T, D, H, W); `available` is bool (B, T, H, W).
+has no influence. Shapes: frames are (B, T, D, H, W); `available` is bool (B, T, H, W).
 """
 
 from __future__ import annotations
@@ -151,7 +151,7 @@ class TemporalFusion(nn.Module):
     ) -> Tensor:
         """Return one fused map (B, D, H, W) from frames (B, T, D, H, W).
 
-        available and available_low say which dates count, at the resolution of the frames and of the keys.
+        available and available_low mark the dates that count, at the resolution of the frames and of the keys.
         """
         v = self.blend.sigmoid()
         return v * self.cross(frames, keys, values, available_low, emb) + (1 - v) * self.own(frames, available)

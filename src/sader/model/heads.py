@@ -107,11 +107,15 @@ def not_clear(logits: Tensor, *, dim: int) -> Tensor:
 
 
 DOUBT = 0.9
-"""Most that the first mask may hide of the anchor: where it hides all, matching still needs something to go by."""
+"""Largest probability of the first mask of the anchor: where it hides every pixel, matching still needs some weight."""
 
 
 class MaskRefinement(MaskNet):
-    """Better class scores (B, 4, H, W) of the anchor date from the first ones; untrained, the first ones."""
+    """Refined class scores (B, 4, H, W) of the anchor date; untrained, those of the cloud head.
+
+    The other dates are matched to the anchor with the first mask and blended; land that they explain is clear, whatever
+    its colour. Only the mask of the anchor changes.
+    """
 
     def __init__(self, bands: int, *, widths: tuple[int, ...], stem: int) -> None:
         super().__init__(2 * bands + len(CLASSES) + 3, bands, widths=widths, stem=stem)
@@ -141,12 +145,12 @@ class MaskRefinement(MaskNet):
 
 
 LARGEST_FACTOR = 5.0
-"""Bound on the logarithm of what the network adds to the classical estimate."""
+"""Bound on the logarithm of the learned factor on the classical estimate."""
 
 SEEN_WELL = 0.6
-"""Part of a tile that the anchor shows clearly from which the stated error is taken as it is."""
+"""Clear share of the anchor in a tile from which the predicted error is not corrected."""
 EXCESS = 0.4
-"""Part of the excess, in logarithms, that is taken off where the anchor shows next to nothing. Set on one made scene
+"""Share of the excess, in logarithms, that is removed where the anchor shows almost nothing. Set on one synthetic scene
 with a cloud larger than a tile: tiles that see 11, 17 and 30 % of the reference date stated 0.012, 0.028 and 0.021 for
 nearly the same true error, and now 0.012, 0.013 and 0.013 (benchmarks/RESULTS.md)."""
 
@@ -164,14 +168,14 @@ class ErrorHead(nn.Module):
         self.out = zero_init(nn.Conv2d(width, bands * stem**2, 3, padding=1))
 
     def forward(self, features: Tensor, matched: MatchedDates, weights: Tensor) -> Tensor:
-        """Return log scales; features (B, width, H/stem, W/stem) get no gradient from here."""
+        """Return log scales; features (B, width, H/stem, W/stem) receive no gradient."""
         learned = depth_to_space(self.out(F.gelu(self.hidden(features.detach()))), self.stem).float()
         usual = 0.5 * (weights.detach().float() * matched.variance).sum(dim=1, keepdim=True).log()
         return usual + learned.clamp(-LARGEST_FACTOR, LARGEST_FACTOR)
 
 
 def steady_correction(matched: MatchedDates, weights: Tensor) -> Tensor:
-    """Return what is to be added to `Condition.log_error` (B, 1, H, W) in tiles that lie in a large hole of the anchor.
+    """Return the correction (B, 1, H, W) of `Condition.log_error` for tiles in a large hole of the anchor.
 
     `MatchedDates.variance` is carried into a hole from the anchor's clear pixels. Far from any of them its floor
     decides, and that compares the dates with the anchor's cloud: a tile that sees a fifth of the reference date would
@@ -191,7 +195,7 @@ def steady_correction(matched: MatchedDates, weights: Tensor) -> Tensor:
     values = (both * squared + VARIANCE_FLOOR * usual) / (both + VARIANCE_FLOOR)
     steady = spread_from_clear(values.flatten(0, 1)[:, None], both.flatten(0, 1), floor=VARIANCE_FLOOR)
     steady = steady.view(squared.shape) + NOISE_VARIANCE
-    # A date that shares no clear pixel with the anchor has no usual variance: its own floor stays.
+    # A date without clear pixels in common with the anchor has no usual variance: its own floor is kept.
     steady = torch.where(evidence > 1.0, torch.minimum(steady, matched.variance), matched.variance)
     share = weights.float()
     excess = (share * matched.variance).sum(dim=1, keepdim=True) / (share * steady).sum(dim=1, keepdim=True)

@@ -1,7 +1,7 @@
 """Images with holes: a smooth weightless fill, random masks, and the training loss of learned guides.
 
 Shared by the guides of the resampler (`model/guide.py`, `model/mae.py`). Images are (B, C, H, W), holes are bool
-(B, 1, H, W) with True = missing. Nothing here reads a missing pixel: it may hold anything, NaN included.
+(B, 1, H, W) with True = missing. The values of missing pixels are never read; they may be NaN.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def visible_mean(image: Tensor, missing: Tensor, *, fallback: float | Tensor) ->
 
 
 def push_pull_fill(image: Tensor, missing: Tensor, *, fallback: float | Tensor) -> Tensor:
-    """Return `image` with its holes filled smoothly from what surrounds them; visible pixels keep their bits.
+    """Return `image` with its holes filled smoothly from their surroundings; visible pixels do not change.
 
     `fallback` (number or (B, C, 1, 1)) is the value where nothing at all is visible.
     """
@@ -113,7 +113,7 @@ def random_block_mask(
     device = generator.device if generator is not None else torch.device("cpu")
     rows, columns = -(-height // block) + 1, -(-width // block) + 1
     scores = torch.rand((batch, rows * columns), generator=generator, device=device)
-    # Ranking, not a threshold: every image gets the same share of blocks, none comes out whole by chance.
+    # Ranking instead of a threshold gives every image the same share of blocks.
     chosen = scores.argsort(dim=1).argsort(dim=1) < round(rate * rows * columns)
     mask = chosen.view(batch, 1, rows, columns)
     mask = mask.repeat_interleave(block, dim=-2).repeat_interleave(block, dim=-1)

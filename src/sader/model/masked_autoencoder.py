@@ -3,7 +3,7 @@
 The guide of the paper's resampling. Unlike the published one: predicted patches go back to their own block (there, a
 raw reshape made token n image row n), pixels missing inside a visible patch never leak in, hidden tokens are masked in
 the attention rather than cut out and padded, any image size works, and nothing is random outside dropout.
-Reflectance in [0, 1] in training and in sampling alike; the [-1, 1] of the sampler is mapped in `guide.LearnedGuide`.
+Reflectance in [0, 1] in training and in sampling alike; the [-1, 1] of the sampler is mapped in `guides.LearnedGuide`.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from sader.model.blocks import reflect_pad, zero_init
 from sader.model.infill import check_holes, push_pull_fill, visible_mean
 
 Positions = Literal["learned", "rotary"]
-TYPICAL_REFLECTANCE = 0.2  # what is assumed of an image without a single visible pixel
+TYPICAL_REFLECTANCE = 0.2  # assumed for an image without a visible pixel
 
 
 @dataclass(frozen=True)

@@ -25,15 +25,15 @@ PIXELS_GLOBAL = 64.0
 WEIGHT_LOCAL = 0.005
 """Share of clear pixels nearby at which the local fit is trusted by half."""
 LIGHT = 0.06
-"""How far the light of two dates usually differs, in model units."""
+"""Usual difference of the mean levels of two dates, in model units."""
 LAND_PIXELS = 1000.0
-"""Pixels of land that vary together: so many count as one in the mean level of what a date shows."""
+"""Pixels of land that vary together: this many count as one observation of a date's mean level."""
 SPREADS = (3.0, 6.0, 12.0, 24.0)
 """Standard deviations, in cells, of the Gaussians that add up to a heavy-tailed neighbourhood."""
 
 
 OUTLIER = 50.0
-"""Squared misfit, in usual ones, at which a pixel counts a quarter: land changes less, a missed cloud far more."""
+"""Squared misfit, in usual ones, at which a pixel has a quarter of its weight: land changes less, clouds more."""
 SMALLEST_PIVOT = 1e-9
 """Rounding may turn the pivot of a nearly singular matrix negative; the ridges above are far larger."""
 MOST_CHANGE = 1.0
@@ -48,8 +48,8 @@ def solve_positive(matrix: Tensor, right: Tensor) -> Tensor:
     """
     joined = torch.cat([matrix, right], dim=-1)
     for _ in range(matrix.shape[-1]):
-        # The first row and column are always the next: a column that is done is dropped, a row goes to the end, so that
-        # after n steps all rows are where they were.
+        # The pivot is always the first element: its column is dropped and its row moved to the end, so that after n
+        # steps the rows are in their original order.
         row = joined[..., :1, 1:] / joined[..., :1, :1].clamp(min=SMALLEST_PIVOT)
         others = joined[..., 1:, 1:] - joined[..., 1:, :1] * row
         joined = torch.cat([others, row], dim=-2)
@@ -111,7 +111,7 @@ def _match_dates(cloudy: Tensor, clear: Tensor, anchor: Tensor, already_matched:
     change, about = smooth(bands), cloudy - centre
     for band in range(bands):  # one after the other: all at once would be C times an already large map
         change = change + about[:, :, band, None] * smooth(band)
-    # A fit on dark ground says nothing about a cloud; without a bound its extrapolation could be anything.
+    # Bounded, because a fit on dark ground extrapolates without limit to bright clouds.
     return cloudy + change.clamp(-MOST_CHANGE, MOST_CHANGE)
 
 
@@ -124,13 +124,13 @@ def fit_dates(cloudy: Tensor, clear: Tensor, anchor: Tensor, *, already_matched:
     """
     batch, _, bands, height, width = cloudy.shape
     ph, pw = (height + CELL - 1) // CELL * CELL, (width + CELL - 1) // CELL * CELL
-    # Bottom and right cells are completed with weight zero, so that padding is no evidence.
+    # Bottom and right cells are completed with weight zero, so that padding has no weight.
     weight = F.pad(clear, (0, pw - width, 0, ph - height))
     x = reflect_pad(cloudy, ph, pw)
     pick = anchor.view(batch, 1, 1, 1, 1)
     target = x.gather(1, pick.expand(-1, 1, bands, ph, pw))
     own = weight.gather(1, pick[:, :, 0].expand(-1, 1, ph, pw))
-    # Covariances are differences of moments: about the anchor's own mean little is left to cancel.
+    # Covariances are differences of moments: centring on the anchor's mean avoids cancellation.
     centre = (target * own[:, :, None]).sum(dim=(-2, -1), keepdim=True) / own.sum(dim=(-2, -1)).clamp(min=1.0)[
         ..., None, None, None
     ]
@@ -138,8 +138,8 @@ def fit_dates(cloudy: Tensor, clear: Tensor, anchor: Tensor, *, already_matched:
     shift = torch.zeros_like(x[..., :1, :1]) if already_matched else level_shift(x, alone, anchor)
     x = x + shift
 
-    # A cloud that the mask missed has leverage: it would bend a first fit towards itself. So the first is made where
-    # the dates agree as they are, and what that fit cannot explain hardly counts in the second.
+    # A cloud that the mask missed has leverage on the fit. So the first fit weighs pixels by their agreement without
+    # any fit, and the second by their agreement with the first.
     change = target - x
     cells = to_cells(x, change)
     agreeing = weight * inlier_weight(change.square().mean(dim=2), weight)
@@ -154,7 +154,7 @@ def fit_dates(cloudy: Tensor, clear: Tensor, anchor: Tensor, *, already_matched:
 
 
 def level_shift(x: Tensor, clear: Tensor, anchor: Tensor) -> Tensor:
-    """Return what brings each date (B, T, C, H, W) nearer to the mean level of the anchor, (B, T, C, 1, 1).
+    """Return the shift (B, T, C, 1, 1) of each date (B, T, C, H, W) towards the mean level of the anchor.
 
     For dates that share no pixel, or hardly one, with the anchor: each shows other land, but land of one place differs
     less than light does. The less both show, the less is shifted.
@@ -168,7 +168,7 @@ def level_shift(x: Tensor, clear: Tensor, anchor: Tensor) -> Tensor:
     pick = anchor.view(-1, 1, 1, 1, 1)
     own = mean.gather(1, pick.expand(-1, 1, *mean.shape[2:]))
     trust = LIGHT**2 / (LIGHT**2 + doubt + doubt.gather(1, pick.expand(-1, 1, *doubt.shape[2:])))
-    # What shows nothing has no level. The anchor's distance to itself is 0 to the bit.
+    # A date without clear pixels has no level. The anchor's distance to itself is exactly 0.
     return (own - mean) * trust * ((counts > 0) & (counts.gather(1, pick) > 0))
 
 
@@ -181,7 +181,7 @@ def fit_whole(moments: Tensor, *, half: float = PIXELS_GLOBAL) -> tuple[Tensor, 
 
 
 def evaluate_whole(x: Tensor, slope: Tensor, offset: Tensor) -> Tensor:
-    """Return what the map of `fit_whole` makes of features (B, T, D, H, W): (B, T, C, H, W)."""
+    """Return the map of `fit_whole` applied to features (B, T, D, H, W): (B, T, C, H, W)."""
     linear = slope[..., 0, 0].transpose(-2, -1) @ x.flatten(-2)
     return linear.view(*linear.shape[:3], *x.shape[-2:]) + offset
 
@@ -221,7 +221,7 @@ def cell_moments(cells: Tensor, weight: Tensor, *, features: int) -> Tensor:
 
 
 def inlier_weight(squared: Tensor, weight: Tensor, scale: Tensor | float | None = None) -> Tensor:
-    """Return in (0, 1] how far each squared misfit (..., H, W) may count: 1 / (1 + m / (50 s))^2.
+    """Return in (0, 1] the weight of each squared misfit (..., H, W): 1 / (1 + m / (50 s))^2.
 
     scale: the usual squared misfit s; by default the weighted geometric mean, which a few huge values do not move.
     """
