@@ -85,6 +85,7 @@ def both(graph, session, inputs):
     return wanted, made
 
 
+@pytest.mark.slow  # `session`: ONNX Runtime takes 50 s of CPU time to open the graph
 @pytest.mark.parametrize(
     ("batch", "dates", "height", "width"), [(1, 3, 64, 64), (1, 1, 48, 80), (2, 2, 16, 24), (1, 5, 104, 40)]
 )
@@ -95,6 +96,7 @@ def test_equal_to_pytorch_for_other_sizes(graph, session, batch, dates, height, 
         np.testing.assert_allclose(made, wanted, atol=1e-4)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("masks", ["none", "some", "all"])
 @pytest.mark.parametrize("reference", [-1, 1])
 def test_equal_with_masks_reference_and_gaps(graph, session, masks, reference):
@@ -146,12 +148,14 @@ def test_the_shipped_weights_give_the_same_image(name, tmp_path):
             print(name, sizes, np.abs(made - wanted).max())
 
 
+@pytest.mark.slow
 def test_the_file_says_what_it_is(session):
     facts = session.get_modelmeta().custom_metadata_map
     assert json.loads(facts["bands"]) == ["B02", "B03", "B04", "B08"]
     assert (facts["multiple"], facts["steps"], facts["model"]) == ("8", "1", "tiny")
 
 
+@pytest.mark.slow
 def test_numpy_alone_gives_the_image_of_predict(checkpoint, session):
     """Odd sizes through the documented padding, and the noise of the scene: the user's way to the same pixels."""
     scene = make_series(1, size=(45, 50), dates=3)

@@ -42,7 +42,14 @@ def tiny(out: Path, *tables: str, **more: object) -> ReproduceRequest:
     return ReproduceRequest(tables=tables, out=out, **options)  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("name", [name for name in TABLES if name not in ("complexity", HERE)])
+def paper_tables() -> list[object]:
+    """Return the tables that are trained; the default run has the main one and the two ablations of the network."""
+    quick = ("table1", "mtcdn-ablation", "loss-ablation")
+    names = [name for name in TABLES if name not in ("complexity", HERE)]
+    return [pytest.param(name, marks=() if name in quick else pytest.mark.slow) for name in names]
+
+
+@pytest.mark.parametrize("name", paper_tables())
 def test_every_table_runs_and_shows_ours_beside_the_published(out: Path, name: str):
     outcome = run_reproduce(tiny(out, name))
     assert outcome.failed == {}
