@@ -35,7 +35,7 @@ PATCH = 1024
 LIMIT_GIB = 4.0
 STAGES = {
     "overview": ("sader.geo.scene.run", "read_overview"),
-    "reading tiles (threads)": ("sader.geo.scene.tiles", "StackScene", "read"),
+    "reading tiles (threads)": ("sader.geo.scene.source", "StackScene", "read"),
     "tiles with reading and waiting (threads)": ("sader.inference.scene", "predict_windows"),
     "computing (threads)": ("sader.inference.remover", "CloudRemover", "compute"),
     "finishing and writing rows": ("sader.inference.scene", "_end_rows"),

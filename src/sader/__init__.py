@@ -14,7 +14,7 @@ _WHERE = {
     "CloudRemover": "sader.inference.remover",
     "RemoverOptions": "sader.inference.options",
     "remove_files": "sader.geo.remove",
-    "remove_xarray": "sader.geo.xarray.cube",
+    "remove_xarray": "sader.geo.xarray.lazy",
     "MTCDN": "sader.model.mtcdn",
     "MTCDNConfig": "sader.model.mtcdn",
     "Denoiser": "sader.method.diffusion",
@@ -67,7 +67,7 @@ if TYPE_CHECKING:
     from sader.checkpoint import load_checkpoint, save_checkpoint
     from sader.errors import SaderError
     from sader.geo.remove import remove_files
-    from sader.geo.xarray.cube import remove_xarray
+    from sader.geo.xarray.lazy import remove_xarray
     from sader.inference.options import RemoverOptions
     from sader.inference.remover import CloudRemover
     from sader.method.diffusion import Denoiser, DiffusionConfig

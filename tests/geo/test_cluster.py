@@ -39,10 +39,10 @@ from sader.geo.read.sources import open_sources  # noqa: E402
 from sader.geo.remove import remove_files  # noqa: E402
 from sader.geo.scene.options import SceneOptions  # noqa: E402
 from sader.geo.scene.run import clear_scene  # noqa: E402
-from sader.geo.scene.tiles import StackScene  # noqa: E402
+from sader.geo.scene.source import StackScene  # noqa: E402
 from sader.geo.xarray import lazy as cluster  # noqa: E402
 from sader.geo.xarray.cluster import cluster_executor, connect  # noqa: E402
-from sader.geo.xarray.cube import remove_xarray  # noqa: E402
+from sader.geo.xarray.lazy import remove_xarray  # noqa: E402
 from sader.geo.xarray.zarr import clear_zarr  # noqa: E402
 from sader.inference.scene import ScenePlan, run_rows  # noqa: E402
 

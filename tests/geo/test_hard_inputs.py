@@ -19,8 +19,8 @@ from sader.geo.read.geotiff import open_geotiff
 from sader.geo.read.masks import with_masks
 from sader.geo.read.sources import open_sources
 from sader.geo.remove import choose_model, few_bands
-from sader.geo.scene.overview import read_overview
 from sader.geo.scene.run import SceneOptions, choose_reference, clear_scene
+from sader.geo.scene.source import read_overview
 from sader.inference.remover import CloudRemover
 from sader.inference.tiling import Window
 

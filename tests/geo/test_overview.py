@@ -9,7 +9,8 @@ import torch
 from sader.geo.align import build_stack
 from sader.geo.grid import Grid
 from sader.geo.read.sources import open_sources
-from sader.geo.scene import cog, overview
+from sader.geo.scene import cog
+from sader.geo.scene import source as overview
 from sader.inference.values import ValueCoding
 
 rasterio = pytest.importorskip("rasterio")

@@ -17,7 +17,7 @@ from sader.geo.grid import Grid
 from sader.geo.read.sources import open_sources
 from sader.geo.scene.options import SceneOptions
 from sader.geo.scene.run import clear_scene
-from sader.geo.scene.tiles import StackScene
+from sader.geo.scene.source import StackScene
 from sader.inference.remover import CloudRemover
 from sader.inference.scene import ScenePlan, predict_windows
 from sader.inference.values import NODATA, OBSERVED, RECONSTRUCTED
@@ -366,7 +366,7 @@ def test_memory_runs_out_and_the_batch_is_halved(dates, tiny, monkeypatch, caplo
 
     monkeypatch.setattr(CloudRemover, "compute", hungry)
     tiles = predict_windows(plan, tiny, read, plan.windows[:4])
-    assert sizes == [4, 2, 1, 1, 2, 1, 1]
+    assert sizes == [4, 2, 1, 1, 1, 1]
     assert "out of memory on the device; continuing with batches of 2" in caplog.text
     assert all(torch.equal(one.planes, two.planes) for one, two in zip(one_by_one, tiles, strict=True))
 

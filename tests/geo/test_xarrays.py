@@ -11,7 +11,8 @@ import pytest
 
 from sader.checkpoint import Checkpoint
 from sader.errors import BandError, ConfigError, DataError, SaderError, ShapeError, ValueRangeError
-from sader.geo.xarray.cube import cube_scene, mask_data, open_cube, remove_xarray
+from sader.geo.xarray.cube import cube_scene, mask_data, open_cube
+from sader.geo.xarray.lazy import remove_xarray
 from sader.inference.remover import CloudRemover, RemoverOptions
 from sader.inference.scene import find_reference
 from sader.models import build_model

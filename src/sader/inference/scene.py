@@ -346,9 +346,45 @@ def predict_windows(
         dates = [_decoded(plan, remover, window, one) for window, one in zip(windows, reads, strict=True)]
         tiles: list[RawTile | None] = [_without_network(plan, one) for one in dates]
         todo = [index for index, one in enumerate(dates) if tiles[index] is None and bool(one.valid.any())]
-        for index, tile in zip(todo, _predicted(plan, remover, [dates[index] for index in todo]), strict=True):
-            tiles[index] = tile
+        steps, resamplings = remover.check_numbers(plan.steps, plan.samples, plan.seed)
+        batch = len(todo)
+        while todo:
+            group = [dates[index] for index in todo[:batch]]
+            try:
+                raw = remover.compute(
+                    TileInputs.joined([_inputs(plan, remover, one) for one in group]),
+                    [one.window for one in group],
+                    steps=steps,
+                    resamplings=resamplings,
+                    seed=plan.seed,
+                    samples=plan.samples,
+                )
+            except torch.OutOfMemoryError as error:
+                batch = _smaller_batch(plan, len(group), error)
+                continue
+            for number, index in enumerate(todo[:batch]):
+                tiles[index] = _raw_tile(plan, remover, raw, number, dates[index])
+            todo = todo[batch:]
     return tiles
+
+
+def _smaller_batch(plan: ScenePlan, count: int, error: Exception) -> int:
+    """Return half of a batch that did not fit into the memory of the device."""
+    if count == 1:
+        raise ConfigError(
+            f"the device has not enough memory for one tile of {plan.windows[0].height} pixels with "
+            f"{len(plan.codings)} dates. Use a smaller --tile, fewer dates, or --device cpu."
+        ) from error
+    log.warning("out of memory on the device; continuing with batches of %d", count // 2)
+    torch.cuda.empty_cache()
+    return count // 2
+
+
+def _raw_tile(plan: ScenePlan, remover: Remover, raw: RawTiles, number: int, tile: _Decoded) -> RawTile:
+    """Return tile `number` of a batch in the bands of the scene."""
+    places = [remover.bands.index(band) for band in plan.bands]
+    cloud = _given_clouds(tile) if raw.cloud is None else raw.cloud[number].float()
+    return RawTile(plan.join(raw.clear[number][places], cloud, raw.spread[number][places]), tile.valid, tile.own)
 
 
 def _decoded(plan: ScenePlan, remover: Remover, window: Window, read: SceneWindow) -> _Decoded:
@@ -386,45 +422,9 @@ def _given_clouds(tile: _Decoded) -> Tensor:
     return clouds
 
 
-def _predicted(plan: ScenePlan, remover: Remover, tiles: Sequence[_Decoded]) -> list[RawTile]:
-    """Return what the network predicts, in smaller batches where the memory of the device runs out."""
-    if not tiles:
-        return []
-    try:
-        return _from_network(plan, remover, tiles)
-    except torch.OutOfMemoryError as error:
-        if len(tiles) == 1:
-            raise ConfigError(
-                f"the device has not enough memory for one tile of {plan.windows[0].height} pixels with "
-                f"{len(plan.codings)} dates. Use a smaller --tile, fewer dates, or --device cpu."
-            ) from error
-    half = -(-len(tiles) // 2)
-    log.warning("out of memory on the device; continuing with batches of %d", half)
-    torch.cuda.empty_cache()
-    return [*_predicted(plan, remover, tiles[:half]), *_predicted(plan, remover, tiles[half:])]
-
-
-def _from_network(plan: ScenePlan, remover: Remover, tiles: Sequence[_Decoded]) -> list[RawTile]:
-    steps, resamplings = remover.check_numbers(plan.steps, plan.samples, plan.seed)
+def _inputs(plan: ScenePlan, remover: Remover, tile: _Decoded) -> TileInputs:
+    """Return one tile as the model takes it, with all bands of the model."""
     places = [remover.bands.index(band) for band in plan.bands]
-    raw = remover.compute(
-        TileInputs.joined([_inputs(plan, remover, tile, places) for tile in tiles]),
-        [tile.window for tile in tiles],
-        steps=steps,
-        resamplings=resamplings,
-        seed=plan.seed,
-        samples=plan.samples,
-    )
-    found = []
-    for index, tile in enumerate(tiles):
-        cloud = _given_clouds(tile) if raw.cloud is None else raw.cloud[index].float()
-        planes = plan.join(raw.clear[index][places], cloud, raw.spread[index][places])
-        found.append(RawTile(planes, tile.valid, tile.own))
-    return found
-
-
-def _inputs(plan: ScenePlan, remover: Remover, tile: _Decoded, places: list[int]) -> TileInputs:
-    """Return one tile as the model takes it. places: positions of the scene's bands among those of the model."""
     cloudy, there = tile.cloudy.clamp(LOWEST, HIGHEST), tile.valid[:, None]
     shape = (len(cloudy), len(remover.bands), *cloudy.shape[2:])
     full = torch.full(shape, MISSING, device=cloudy.device)

@@ -32,7 +32,7 @@ from sader.figures.html import (
 )
 from sader.figures.picture import Panel, Picture, compose, heat_picture, save_png, stretch_limits, true_colour
 from sader.geo.read.raster import open_raster, reading
-from sader.geo.scene.overview import overview_grid, read_overview
+from sader.geo.scene.source import overview_grid, read_overview
 from sader.geo.stack import GeoStack
 from sader.inference.scene import Overview
 from sader.inference.values import RECONSTRUCTED, decode_array

@@ -25,10 +25,8 @@ from sader.files import replace as move
 from sader.geo.read.raster import close_files, open_raster
 from sader.geo.scene.cog import Layer, RowFile, make_cog, writing
 from sader.geo.scene.options import SceneOptions, layers_of, side_file
-from sader.geo.scene.overview import read_overview
-from sader.geo.scene.resume import WorkFolder, describe_source, job_digest
-from sader.geo.scene.rows import RowFiles
-from sader.geo.scene.tiles import StackScene
+from sader.geo.scene.resume import RowFiles, WorkFolder, describe_source, job_digest
+from sader.geo.scene.source import StackScene, read_overview
 from sader.geo.stack import GeoStack
 from sader.inference.masks import FALLBACK_MODEL
 from sader.inference.options import default_backend

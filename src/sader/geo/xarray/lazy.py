@@ -7,6 +7,7 @@ sends it to a worker once.
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -31,7 +32,7 @@ from sader.inference.scene import (
 )
 from sader.inference.scene_match import SceneMatch, decimation
 from sader.inference.tiling import Window, common
-from sader.inference.values import NODATA, OBSERVED, RECONSTRUCTED
+from sader.inference.values import HIGHEST, LOWEST, NODATA, OBSERVED, RECONSTRUCTED
 
 if TYPE_CHECKING:
     import xarray as xr
@@ -40,6 +41,52 @@ if TYPE_CHECKING:
 
 Reference = int | str | np.datetime64 | None
 PROVENANCE_TEXT = f"{NODATA} no data, {OBSERVED} observed (reference date), {RECONSTRUCTED} reconstructed"
+
+
+def remove_xarray(
+    remover: CloudRemover,
+    array: xr.DataArray | xr.Dataset,
+    *,
+    reference: int | str | np.datetime64 | None = "auto",
+    cloud_mask: xr.DataArray | None = None,
+    **options: Any,
+) -> xr.DataArray:
+    """Return the clear image (band, y, x) of an array (time, band, y, x), with its coordinates and CRS.
+
+    An array in memory is computed at once, one backed by dask lazily (on a cluster with a `dask.distributed` client).
+    Axes and bands are found by name; integers are decoded by their CF attributes (scale_factor, add_offset,
+    _FillValue), floats are reflectance with NaN = nodata.
+
+    reference: "auto" (the clearest date), an index, a date such as "2022-05-13", or None for a new image.
+    cloud_mask: (time, y, x), True = cloud or shadow; None: the model estimates it.
+    options: tile, overlap, seed, samples, steps; for lazy arrays also chunks (see `sader.geo.xarray.lazy.clear`).
+
+    >>> cube = xarray.open_dataarray("cube.nc", chunks={})                                      # doctest: +SKIP
+    >>> remover = sader.CloudRemover.from_pretrained("sader-s2-rgbn")                           # doctest: +SKIP
+    >>> sader.remove_xarray(remover, cube, reference="2022-05-13").to_zarr("clear.zarr")        # doctest: +SKIP
+    """
+    cube = open_cube(array, remover)
+    if cube.lazy:
+        with warnings.catch_warnings():  # given once, by `open_cube`
+            warnings.simplefilter("ignore")
+            return clear(array, remover, reference=reference, cloud_mask=cloud_mask, **options)
+    remover = scene_remover(remover, SceneOptions(tile=options.pop("tile", None), overlap=options.pop("overlap", None)))
+    mask = mask_data(cloud_mask, cube)
+    masks = None if mask is None else np.asarray(mask)
+    scene = cube_scene(cube, cube.data, masks)
+    date = reference
+    if isinstance(reference, str) and reference.lower() == "auto":
+        date = int(scene.overview(remover).clear_share.argmax()) if remover.matches_dates or masks is not None else None
+    made = remover.predict(
+        scene.cloudy.clip(LOWEST, HIGHEST),
+        reference=find_reference(date, cube.names, [None] * cube.shape[0], None),
+        cloud_mask=list(scene.masks),
+        days=cube.days,
+        valid=scene.valid,
+        bands=cube.bands,
+        **options,
+    )
+    return result_array(cube, made.clear, name="clear", long_name="reflectance", units="1")
 
 
 def clear(array: xr.DataArray | xr.Dataset, remover: CloudRemover, **options: Any) -> xr.DataArray:

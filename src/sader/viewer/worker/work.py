@@ -113,7 +113,7 @@ class SceneWork:
         Baselines without a cloud head estimate none: their shares count nodata and the masks of the files only.
         """
         from sader.geo.align import build_stack
-        from sader.geo.scene.overview import read_overview
+        from sader.geo.scene.source import read_overview
 
         scene = self._open(inputs, reading)
         if scene.shares is None:
