@@ -241,10 +241,11 @@ def test_few_bands_for_the_model_of_all_bands_are_pointed_out(tmp_path, write_da
     assert choose_model(open_sources([path]), None, said.append) == "sader-s2-msi"
     many = CloudRemover.from_pretrained("sader-s2-msi", device="cpu")
     assert few_bands(many, (*RGBN, "B11")) == (
-        "with 5 of its 13 bands the model finds clouds badly: where no masks are, sader-s2-rgbn finds them."
+        "with 5 of its 13 bands the model detects clouds unreliably: where masks are missing, sader-s2-rgbn estimates "
+        "them."
     )
     assert few_bands(many, ("B03", "B04", "B08", "B11")) == (
-        "with 4 of its 13 bands the model finds clouds badly: give masks (--mask) where the files bring none."
+        "with 4 of its 13 bands the model detects clouds unreliably: give masks (--mask) where the files have none."
     )
     said.clear()
     bands = ("B02", "B03", "B04", "B05", "B06", "B07", "B08", "B8A", "B11", "B12")

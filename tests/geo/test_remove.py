@@ -147,7 +147,7 @@ def test_bands_the_model_does_not_know_are_left_out_aloud(tmp_path, remove, writ
     status, printed, err = remove(*paths, "-o", tmp_path / "c.tif", "--json", "--no-item")
     assert status == 0
     assert json.loads(printed)["bands"] == ["B02", "B03", "B04", "B08"]
-    assert "the model does not know B11, NDVI: left out of the result, which has B02, B03, B04, B08." in err
+    assert "the model has no B11, NDVI: left out of the result, which has B02, B03, B04, B08." in err
 
 
 def test_a_missing_band_is_done_without_aloud(tmp_path, remove, write_date, land):
@@ -155,16 +155,16 @@ def test_a_missing_band_is_done_without_aloud(tmp_path, remove, write_date, land
     status, printed, err = remove(*paths, "-o", tmp_path / "c.tif", "--json", "--no-item", "--bands", "grn")
     assert status == 0, err
     assert json.loads(printed)["bands"] == ["B03", "B04", "B08"]
-    assert "B02 is missing in the files; the model goes without" in err
+    assert "B02 is missing in the files; the model works without" in err
     named = write_date(tmp_path / "named.tif", 0)
     status, _, err = remove(named, "-o", tmp_path / "d.tif", "--no-item", "--bands", "B02,B03")
-    assert (status, "B04, B08 are left out by --bands; the model goes without" in err) == (0, True)
+    assert (status, "B04, B08 are left out by --bands; the model works without" in err) == (0, True)
 
 
 def test_one_date_only_works_and_says_so(tmp_path, remove, write_date):
     status, _, err = remove(write_date(tmp_path / "a.tif", 0), "-o", tmp_path / "c.tif", "--no-item")
     assert status == 0
-    assert "only one date (a.tif): what is hidden in it can only be guessed from its surroundings." in err
+    assert "only one date (a.tif): hidden pixels can only be estimated from their surroundings." in err
 
 
 def test_one_pixel(tmp_path, remove, write_date):
@@ -277,7 +277,7 @@ def test_no_names(tmp_path, remove, write_date, land):
     status, _, err = remove(path, "-o", tmp_path / "c.tif")
     assert status == 2
     assert err.startswith(
-        "BandError: the 4 bands of a.tif have no names, and bands are never guessed by position. Say which they are, "
+        "BandError: the 4 bands of a.tif have no names, and bands are never guessed by position. Name them "
         "in the file's order: --bands B02,B03,B04,B08, or a preset: rgb, bgr, rgbn"
     )
     status, _, err = remove(path, "-o", tmp_path / "c.tif", "--bands", "rgb")

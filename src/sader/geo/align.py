@@ -1,7 +1,6 @@
 """Dates -> one stack: the bands that the model and all dates share, one grid, the dates that lie on it.
 
-What is left out (a band the model does not know, a date elsewhere) is said; what cannot work is refused with both
-lists.
+Bands and dates that are left out are reported to the user.
 """
 
 from __future__ import annotations
@@ -34,9 +33,9 @@ def build_stack(
     """
     if not sources:
         raise DataError("no date given; name at least one file.")
-    said = notice or (lambda text: None)
+    notify = notice or (lambda text: None)
     target = find_grid(grid, sources[0].grid)
-    chosen = common_bands(sources, network, bands, said)
+    chosen = common_bands(sources, network, bands, notify)
     for source in sources:
         if bool(source.grid.crs) != bool(target.crs):
             raise DataError(
@@ -55,28 +54,28 @@ def build_stack(
             f"it unless --grid does), for example {other.name} {_box(other.grid)}. Give scenes of one place."
         )
     if not target.crs:
-        said(
+        notify(
             f"{sources[0].name} names no reference system (CRS): pixels are laid on each other as they lie, and the "
             "result names none."
         )
     for position in apart:
-        said(f"{sources[position].name} does not touch the output grid and is left out.")
+        notify(f"{sources[position].name} does not touch the output grid and is left out.")
     if len(kept) == 1:
-        said(f"only one date ({kept[0].name}): what is hidden in it can only be guessed from its surroundings.")
+        notify(f"only one date ({kept[0].name}): hidden pixels can only be estimated from their surroundings.")
     days: dict[str, list[str]] = {}
     for source in kept:
         if source.date is not None:
             days.setdefault(f"{source.date:%Y-%m-%d}", []).append(source.name)
     for day, names in days.items():
         if len(names) > 1:
-            said(
+            notify(
                 f"{len(names)} inputs are of the same day {day}: {', '.join(names)}. Each counts as a date of its own."
             )
     return GeoStack(tuple(kept), target, chosen, kept[0].coding)
 
 
 def common_bands(
-    sources: Sequence[DateSource], network: NetworkConfig, bands: Sequence[str] | None, said: Notice
+    sources: Sequence[DateSource], network: NetworkConfig, bands: Sequence[str] | None, notify: Notice
 ) -> tuple[str, ...]:
     """Return the bands to work on, in the first date's order; warn about each that is left out."""
     first = sources[0]
@@ -89,19 +88,19 @@ def common_bands(
     if not chosen or (missing and network.needs_all_bands):
         raise BandError(
             f"{has}; this model works on {needs}. Missing in all or some dates: {', '.join(missing)}. Name the bands "
-            "of the files with --bands if they are there under other names, or take a model that knows yours."
+            "of the files with --bands if they are there under other names, or use a model that has yours."
         )
     if missing:
         unasked = [band for band in missing if bands is not None and band not in bands and band in first.bands]
         where = "left out by --bands" if missing == unasked else "missing in the files"
-        said(f"{', '.join(missing)} {_be(missing)} {where}; the model goes without, and is less sure.")
+        notify(f"{', '.join(missing)} {_be(missing)} {where}; the model works without, less reliably.")
     unknown = [band for band in offered if band not in network.bands and band not in network.aux_bands]
     if unknown:
-        said(f"the model does not know {_few(unknown)}: left out of the result, which has {', '.join(chosen)}.")
+        notify(f"the model has no {_few(unknown)}: left out of the result, which has {', '.join(chosen)}.")
     partly = [band for band in offered if band in network.bands and band not in chosen]
     if partly:
         left = f"{', '.join(partly)} {_be(partly)} not in every date"
-        said(f"{left}: left out of the result, which has {', '.join(chosen)}.")
+        notify(f"{left}: left out of the result, which has {', '.join(chosen)}.")
     return chosen
 
 
@@ -141,7 +140,7 @@ def find_grid(wanted: str | Path | Grid | None, own: Grid) -> Grid:
     crs_type = require("rasterio.crs", extra="geo", purpose="warping").CRS
     warp = require("rasterio.warp", extra="geo", purpose="warping")
     try:
-        with require("rasterio", extra="geo", purpose="warping").Env():  # PROJ's own words would go to the screen
+        with require("rasterio", extra="geo", purpose="warping").Env():  # keeps messages of PROJ off the terminal
             crs = crs_type.from_user_input(found[1])
         size = float(found[2]) if found[2] else None
         if size is not None and not 0 < size < math.inf:

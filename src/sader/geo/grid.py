@@ -92,7 +92,7 @@ class Grid:
 
 
 def same_crs(one: str, other: str) -> bool:
-    """Whether two names mean one reference system; asks PROJ only where the texts differ."""
+    """Whether two names mean one reference system; PROJ compares them where the texts differ."""
     if one == other:
         return True
     if not one or not other:

@@ -22,7 +22,7 @@ from sader.geo.stack import DateSource
 from sader.inference.tiling import Window
 
 QUANTIFICATION = 10000.0
-"""Counts per unit of reflectance, unless the metadata say otherwise."""
+"""Counts per unit of reflectance, unless the metadata define another number."""
 OFFSET = -1000.0
 """In counts, added before dividing."""
 FIRST_SHIFTED = (4, 0)
@@ -30,9 +30,9 @@ FIRST_SHIFTED = (4, 0)
 FIRST_SHIFTED_DAY = date(2022, 1, 25)
 
 DARK, DARK_LIMIT = 950.0, 1300.0
-"""Shifted scenes have their darkest pixels just above 1000; above the limit they are cloud, snow or desert. Real scenes
-say so only in part: of 158 unshifted ones with all their bands none was taken for shifted, of the same ones shifted
-142; of deserts with four bands at the top of the atmosphere one in three was."""
+"""Shifted scenes have their darkest pixels just above 1000; above the limit they are cloud, snow or desert. The test
+is not complete: of 158 unshifted scenes with all bands none was taken for shifted, of the same scenes shifted 142 were;
+of deserts with four bands at the top of the atmosphere one in three was taken for shifted."""
 BRIGHT = 4500.0
 """No land is as bright as this everywhere, but Landsat's counts of black are: 5000 at level 1, 7273 at level 2."""
 NEGATIVE, NEGATIVE_SHARE = -0.01, 0.05
@@ -42,7 +42,7 @@ CLIPPED_SHARE = 0.1
 SURE_BANDS = ("B02", "B03", "B04")
 """Bands in which clear water and shadow are not black; infrared ones were cut off at 1 even in good old products."""
 ENOUGH = 500
-"""Fewer valid pixels than this say nothing."""
+"""Fewer valid pixels than this are no evidence."""
 
 
 @dataclass(frozen=True)
@@ -64,7 +64,7 @@ class Radiometry:
 
 
 def parse_offset(choice: str | float | None) -> float | None:
-    """Return the offset in counts the user asks for, or None for "auto".
+    """Return the offset in counts that the user chose, or None for "auto".
 
     "none" and 0 mean: the values are corrected already. Anything else is a negative number of counts such as -1000.
     """
@@ -93,7 +93,7 @@ def parse_offset(choice: str | float | None) -> float | None:
 def parse_baseline(text: object) -> tuple[int, int] | None:
     """Return (4, 0) from "04.00", "4.0", "0400" or a product name with _N0400_; None where there is none.
 
-    99.99 is what Sen2Cor writes when run by the user: it says nothing.
+    99.99 is written by Sen2Cor when run by the user and carries no information.
     """
     words = str(text).strip() if text is not None else ""
     found = re.fullmatch(r"N?(\d{1,2})\.(\d{1,2})", words) or re.fullmatch(r"N?(\d{2})(\d{2})", words)
@@ -125,9 +125,9 @@ def decide_product(
     baseline: PROCESSING_BASELINE or, in its absence, the product's name.
     """
     scale = 1.0 / quantification
-    asked = parse_offset(choice)
-    if asked is not None:
-        return Radiometry(scale, asked * scale, "the user's choice")
+    chosen = parse_offset(choice)
+    if chosen is not None:
+        return Radiometry(scale, chosen * scale, "the user's choice")
     if listed is not None:
         return Radiometry(scale, listed * scale, f"{listed:g} listed in {where}")
     number = parse_baseline(baseline)
@@ -158,9 +158,9 @@ def decide_stac(
     """
     known = scale is not None and scale > 0
     factor = float(scale) if scale is not None and known else (1.0 / QUANTIFICATION if integer else 1.0)
-    asked = parse_offset(choice)
-    if asked is not None:
-        return Radiometry(factor, asked / QUANTIFICATION, "the user's choice")
+    chosen = parse_offset(choice)
+    if chosen is not None:
+        return Radiometry(factor, chosen / QUANTIFICATION, "the user's choice")
     baseline, where = _stac_baseline(properties, item)
     applied = _applied(properties)
     if applied:
@@ -177,8 +177,8 @@ def decide_stac(
     decided = _by_baseline(baseline, where, factor) if baseline is not None else None
     if offset is None or applied is False:
         doubt = _doubt_by_date(properties)
-        return decided or Radiometry(factor, 0.0, "nothing says that there is an offset", doubt)
-    # An explicit 0 beside a new baseline: a provider that harmonised its files says exactly this.
+        return decided or Radiometry(factor, 0.0, "no metadata about an offset", doubt)
+    # An explicit 0 beside a new baseline: providers that harmonise their files write this.
     new = decided is not None and decided.offset
     doubt = f"the asset lists offset 0, though {decided.reason}; none is applied" if decided and new else None
     return Radiometry(factor, 0.0, "raster:offset 0 of the asset", doubt)
@@ -225,14 +225,14 @@ def decide_tags(
     """Return how the values of a GeoTIFF band become reflectance.
 
     scale, offset: the band's tags, (1, 0) where there are none. Counts without tags are taken as 1/10000; floats as
-    reflectance. baseline: a PROCESSING_BASELINE tag. A baseline in the file's name is a doubt only: whoever exported
-    the file may have taken the offset off.
+    reflectance. baseline: a PROCESSING_BASELINE tag. A baseline in the name of the
+    file is a doubt only: the program that exported the file may have removed the offset.
     """
     tagged = scale != 1.0 or offset != 0.0
     factor = scale if tagged else (1.0 / QUANTIFICATION if integer else 1.0)
-    asked = parse_offset(choice)
-    if asked is not None:
-        return Radiometry(factor, asked / QUANTIFICATION, "the user's choice")
+    chosen = parse_offset(choice)
+    if chosen is not None:
+        return Radiometry(factor, chosen / QUANTIFICATION, "the user's choice")
     if tagged:
         return Radiometry(factor, offset, f"scale {scale:g} and offset {offset:g} in the file's tags")
     if not integer:
@@ -244,8 +244,8 @@ def decide_tags(
     doubt = None
     if number is not None and number >= FIRST_SHIFTED:
         text = f"{number[0]:02d}.{number[1]:02d}"
-        doubt = f"the name says baseline {text}, whose counts are shifted by 1000, but the file has no offset tag"
-    return Radiometry(factor, 0.0, "no tag says that there is an offset", doubt)
+        doubt = f"the name contains baseline {text}, whose counts are shifted by 1000, but the file has no offset tag"
+    return Radiometry(factor, 0.0, "no tag about an offset", doubt)
 
 
 def check_counts(counts: Mapping[str, NDArray[Any]], *, offset: float, nodata: float | None = 0.0) -> str | None:
@@ -259,14 +259,14 @@ def check_counts(counts: Mapping[str, NDArray[Any]], *, offset: float, nodata: f
     if not values:
         return None
     seen = {band: np.isfinite(array) & (array != nodata) for band, array in values.items()}
-    someone = np.any(list(seen.values()), axis=0)
-    if someone.sum() < ENOUGH:
+    anywhere = np.any(list(seen.values()), axis=0)
+    if anywhere.sum() < ENOUGH:
         return None
     sure = [band for band in values if band in SURE_BANDS] or list(values)
     for band in sure:
         array = values[band]
         # Zero where another band is not zero was a dark pixel, not a missing one; some providers clip to 1 instead.
-        share = float((someone & np.isfinite(array) & ((array == nodata) | (array <= 1))).sum() / someone.sum())
+        share = float((anywhere & np.isfinite(array) & ((array == nodata) | (array <= 1))).sum() / anywhere.sum())
         if CLIPPED_SHARE < share < 1 and len(values) > 1:
             return (
                 f"{share:.0%} of the pixels of {band} are at the lowest count though other bands see them: an offset "
@@ -312,7 +312,7 @@ def check_source(source: DateSource, *, bands: Sequence[str] | None = None) -> s
     """Return a warning where a sample of the source's values does not fit its offset, with its name, else None.
 
     Only Sentinel-2 counts are checked: a source that holds reflectance has no offset to be wrong about.
-    bands: those looked at; by default three, since over a network every window takes its time.
+    bands: those that are read; three by default, because every window is slow over a network.
     """
     coding = source.coding
     counted = np.issubdtype(np.dtype(coding.dtype), np.integer)
@@ -325,7 +325,7 @@ def check_source(source: DateSource, *, bands: Sequence[str] | None = None) -> s
             # Band by band, since a pixel missing in one band may be there in another.
             values, valid = source.read(window, bands=(band,), grid=source.grid)
             stored = np.rint((values[0].astype(np.float64) - coding.offset) / coding.scale)
-            # What is not valid is the nodata count, which is 0 for Sentinel-2.
+            # Invalid pixels get the nodata count, 0 for Sentinel-2.
             counts[band].append(np.where(valid, stored, 0.0).ravel())
     joined = {band: np.concatenate(parts) for band, parts in counts.items()}
     warning = check_counts(joined, offset=coding.offset / coding.scale)

@@ -30,14 +30,14 @@ from sader.inference.tiling import Notice, Progress
 Loader = Callable[[str | None, str | None], tuple[CloudRemover, str]]
 """(model, device) -> the remover and its name in results."""
 ALL_BANDS_MODEL = "sader-s2-msi"
-"""Shipped weights for scenes with more than `BANDS_RGBN`; it goes without those that a scene has not."""
+"""Shipped weights for scenes with more than `BANDS_RGBN`; it works without those that a scene lacks."""
 SMALL_TILE = 64
-"""Edge in pixels below which tiles are too small to be meant."""
+"""Edge in pixels below which the user is warned."""
 
 
 @dataclass(frozen=True)
 class RemoveRequest:
-    """What `sader remove` was asked for."""
+    """Options of `sader remove`."""
 
     inputs: tuple[str, ...]
     out: str
@@ -46,7 +46,7 @@ class RemoveRequest:
     """A preset or names with commas between them."""
     offset: str = "auto"
     scale: float | None = None
-    """Reflectance per count, where the file does not say or is wrong."""
+    """Reflectance per count, where that of the file is missing or wrong."""
     mask: tuple[str, ...] = ()
     """What `sader.geo.read.masks.with_masks` takes: one word, or files."""
     grid: str | None = None
@@ -77,29 +77,29 @@ def run_remove(
     """
     messages: list[str] = []
 
-    def say(text: str) -> None:
+    def notify(text: str) -> None:
         messages.append(text)
         if notice is not None:
             notice(text)
 
     if any(Path(given).suffix.lower() == ".zarr" for given in request.inputs):
-        return _remove_zarr(request, load or load_remover, progress, say)
+        return _remove_zarr(request, load or load_remover, progress, notify)
     check_output(request.out, overwrite=request.options.overwrite)
     _check_extras(request)
-    sources = find_sources(request, say)
+    sources = find_sources(request, notify)
     asked = None if request.bands is None else parse_bands(request.bands)
-    remover, name = (load or load_remover)(request.model or choose_model(sources, asked, say), request.device)
+    remover, name = (load or load_remover)(request.model or choose_model(sources, asked, notify), request.device)
     options = replace(request.options, model_name=name)
     if request.report is not None:
         options = _with_layers(options, remover)
-    _check_trained(remover, say)
+    _check_trained(remover, notify)
     if options.tile is not None and options.tile < SMALL_TILE:
-        say(
+        notify(
             f"tiles of {options.tile} pixels contain too little context: clouds are missed, and the run takes long. "
             "Use 256 or more; memory is bounded anyway."
         )
-    stack = build_stack(sources, remover.config.network, bands=asked, grid=request.grid, notice=say)
-    check_stack(stack, remover, say)
+    stack = build_stack(sources, remover.config.network, bands=asked, grid=request.grid, notice=notify)
+    check_stack(stack, remover, notify)
     executor = None
     if request.dask is not None:
         from sader.geo.xarray.cluster import cluster_executor
@@ -111,7 +111,7 @@ def run_remove(
         request.out,
         options,
         progress=progress,
-        notice=say,
+        notice=notify,
         executor=executor,
         extras=_extras(request, remover, messages),
     )
@@ -192,18 +192,18 @@ def _with_layers(options: SceneOptions, remover: CloudRemover) -> SceneOptions:
 
 
 def _settings(request: RemoveRequest) -> dict[str, object]:
-    """Return what was asked for, as a reader would write it."""
+    """Return the options of the run for the page."""
     options = request.options
     return {
         "reference": options.reference, "bands": request.bands or "those of the model", "offset": request.offset,
-        "scale": request.scale or "what the files say", "mask": request.mask or "what the files bring, else the model",
+        "scale": request.scale or "that of the files", "mask": request.mask or "those of the files, else of the model",
         "grid": request.grid or "that of the first input", "tile": options.tile or "the model's own",
         "overlap": options.overlap or "the model's own", "search": request.stac, "area": request.bbox,
         "period": request.dates,
     }  # fmt: skip
 
 
-def _remove_zarr(request: RemoveRequest, load: Loader, progress: Progress | None, say: Notice) -> SceneReport:
+def _remove_zarr(request: RemoveRequest, load: Loader, progress: Progress | None, notify: Notice) -> SceneReport:
     """Remove the clouds of a cube in a Zarr store; --mask names a variable of it."""
     from sader.geo.xarray.zarr import check_zarr_output, clear_zarr
 
@@ -215,10 +215,12 @@ def _remove_zarr(request: RemoveRequest, load: Loader, progress: Progress | None
              "--report": request.report}  # fmt: skip
     unused = [name for name, value in asked.items() if value is not None]
     if unused:
-        raise ConfigError(f"{', '.join(unused)} does not go with a Zarr store: its own attributes say how to read it.")
+        raise ConfigError(
+            f"{', '.join(unused)} cannot be used with a Zarr store: its attributes define how it is read."
+        )
     check_zarr_output(request.out, overwrite=request.options.overwrite)
     remover, name = load(request.model, request.device)
-    _check_trained(remover, say)
+    _check_trained(remover, notify)
     return clear_zarr(
         request.inputs[0],
         request.out,
@@ -227,7 +229,7 @@ def _remove_zarr(request: RemoveRequest, load: Loader, progress: Progress | None
         mask=request.mask[0] if request.mask else None,
         address=request.dask,
         progress=progress,
-        notice=say,
+        notice=notify,
     )
 
 
@@ -238,7 +240,7 @@ def layer_name(file: str, report: SceneReport, preview: str | None) -> str:
     return Path(file).stem.removeprefix(Path(report.output).stem + "_")
 
 
-def find_sources(request: RemoveRequest, say: Notice) -> list[DateSource]:
+def find_sources(request: RemoveRequest, notify: Notice) -> list[DateSource]:
     """Return the dates of a request: files, folders, products, or a search."""
     if request.stac is None:
         asked = {"--bbox": request.bbox, "--dates": request.dates, "--collection": request.collection}
@@ -250,7 +252,7 @@ def find_sources(request: RemoveRequest, say: Notice) -> list[DateSource]:
             offset=request.offset,
             scale=request.scale,
             mask=_mask(request),
-            notice=say,
+            notice=notify,
         )
     if request.inputs:
         raise ConfigError(f"--stac searches for scenes, but files are given as well: {', '.join(request.inputs[:3])}.")
@@ -259,9 +261,9 @@ def find_sources(request: RemoveRequest, say: Notice) -> list[DateSource]:
     from sader.geo.stac.search import search
 
     found = search(
-        request.stac, request.bbox, request.dates, collection=request.collection, offset=request.offset, notice=say
+        request.stac, request.bbox, request.dates, collection=request.collection, offset=request.offset, notice=notify
     )
-    return with_masks(found, _mask(request), notice=say)
+    return with_masks(found, _mask(request), notice=notify)
 
 
 def _mask(request: RemoveRequest) -> str | list[str] | None:
@@ -270,7 +272,7 @@ def _mask(request: RemoveRequest) -> str | list[str] | None:
     return request.mask[0] if len(request.mask) == 1 else list(request.mask)
 
 
-def choose_model(sources: Sequence[DateSource], bands: Sequence[str] | None, say: Notice) -> str:
+def choose_model(sources: Sequence[DateSource], bands: Sequence[str] | None, notify: Notice) -> str:
     """Return the shipped model for the bands that all dates have: that of four bands, or that of all where more are.
 
     bands: those the user named, None for all.
@@ -279,7 +281,7 @@ def choose_model(sources: Sequence[DateSource], bands: Sequence[str] | None, say
     more = [band for band in common if band in BANDS_13 and band not in BANDS_RGBN and (bands is None or band in bands)]
     if not more:
         return DEFAULT_MODEL
-    say(
+    notify(
         f"the model is {ALL_BANDS_MODEL}, because the files have {', '.join(more)} too. For a map of "
         f"{', '.join(BANDS_RGBN)} alone, which is faster: --model {DEFAULT_MODEL}."
     )
@@ -287,13 +289,13 @@ def choose_model(sources: Sequence[DateSource], bands: Sequence[str] | None, say
 
 
 def few_bands(remover: CloudRemover, bands: Sequence[str]) -> str | None:
-    """Return what to say where a scene has too few of a model's bands for its own cloud masks, or None."""
+    """Return a message where a scene has too few bands for the cloud masks of the model, or None."""
     known = [band in bands for band in remover.bands]
     few = f"with {sum(known)} of its {len(known)} bands"
     if remover.uses_fallback_masks(known):
-        return f"{few} the model finds clouds badly: where no masks are, {FALLBACK_MODEL} finds them."
+        return f"{few} the model detects clouds unreliably: where masks are missing, {FALLBACK_MODEL} estimates them."
     if remover.finds_clouds and len(known) > len(BANDS_RGBN) and sum(known) < ENOUGH_BANDS * len(known):
-        return f"{few} the model finds clouds badly: give masks (--mask) where the files bring none."
+        return f"{few} the model detects clouds unreliably: give masks (--mask) where the files have none."
     return None
 
 
@@ -354,7 +356,7 @@ def remove_files(
         raise ConfigError(f"unknown option {unknown[0]}{did_you_mean(unknown[0], SceneOptions.__dataclass_fields__)}")
     wanted = SceneOptions(**options)
 
-    def say(text: str) -> None:
+    def notify(text: str) -> None:
         warnings.warn(text, stacklevel=4)
 
     if isinstance(files, str | Path):
@@ -362,10 +364,10 @@ def remove_files(
     check_output(out, overwrite=wanted.overwrite)
     names = None if bands is None else parse_bands(bands)
     if load is None:
-        sources = open_sources(files, bands=bands, offset=offset, mask=mask, notice=say)
+        sources = open_sources(files, bands=bands, offset=offset, mask=mask, notice=notify)
     else:
         made: list[DateSource] = [source_from(path, load, bands=names) for path in files]
         sources = made if mask is None else list(with_masks(made, mask))
-    stack = build_stack(sources, remover.config.network, bands=names, grid=grid, notice=say)
-    check_stack(stack, remover, say)
-    return clear_scene(stack, remover, out, wanted, progress=progress, notice=say)
+    stack = build_stack(sources, remover.config.network, bands=names, grid=grid, notice=notify)
+    check_stack(stack, remover, notify)
+    return clear_scene(stack, remover, out, wanted, progress=progress, notice=notify)

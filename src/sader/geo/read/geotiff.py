@@ -1,4 +1,4 @@
-"""What a raster file says about itself -> a `GeoTiffSource`: bands by name, date, grid, scale, offset, nodata."""
+"""Metadata of a raster file -> a `GeoTiffSource`: bands by name, date, grid, scale, offset, nodata."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from sader.inference.values import coding_of
 
 RASTERS = (".tif", ".tiff", ".jp2", ".vrt", ".img")
 SAMPLE = 256
-"""Edge of the look that tells counts from reflectance in a float file without a scale."""
+"""Edge of the sample that separates counts from reflectance in a float file without a scale."""
 EMPTY_SHARE = 1e-3
 """Part of a sample that is exactly 0 in every band from which on zeros are a border, no chance."""
 _DATE = re.compile(
@@ -48,7 +48,7 @@ def open_geotiff(
     """Return the acquisition in a file, and what the user should know about it.
 
     bands: names in the order of the file where it has none, or a selection of those it has.
-    offset: "auto", "none" or counts such as -1000; scale: reflectance per count, None = what the file says.
+    offset: "auto", "none" or counts such as -1000; scale: reflectance per count, None = that of the file.
     band_files: one file per band (then `path` is the one whose grid counts).
     """
     path = str(path)
@@ -63,8 +63,8 @@ def open_geotiff(
                 "sader.remove_xarray."
             )
         if band_files is None:
-            # An alpha band says where there is data; the reader uses it, and it is no band of the image. But whoever
-            # names all bands of a file says that the last is one, whatever its header calls it.
+            # An alpha band marks valid pixels and is no band of the image, unless the user names all bands of the
+            # file.
             alpha = None if bands is not None and len(bands) == dataset.count else alpha_band(dataset)
             places = [number for number in range(1, dataset.count + 1) if number != alpha]
             names = _names(dataset, title, bands, places)
@@ -82,7 +82,7 @@ def open_geotiff(
                 "Choose bands with --bands, or write them with one scale."
             )
         file_scale, file_offset = next(iter(scales))
-        # What else is in a file (classes, masks) may be stored as it likes.
+        # Other bands of the file (classes, masks) may be stored in another way.
         measured = [files[i].index - 1 for i in picked if canonical(names[i]) == names[i]] or [
             files[picked[0]].index - 1
         ]
@@ -102,7 +102,7 @@ def open_geotiff(
             name=title,
         )
         if decided.doubt:
-            notices.append(f"{title}: {decided.doubt}. Say --offset none or --offset -1000 to settle it.")
+            notices.append(f"{title}: {decided.doubt}. Give --offset none or --offset -1000 to settle it.")
         tagged = scale is not None or file_scale != 1.0 or file_offset != 0.0
         if not dataset.crs and (dataset.gcps[0] or dataset.rpcs):
             notices.append(
@@ -116,7 +116,7 @@ def open_geotiff(
             else:
                 notices.append(
                     f"{title} has pixels of 0 in every band, which count as data: its nodata value is {nodata:g}. If "
-                    "they are missing, say so: rio edit-info --nodata 0 FILE."
+                    "they are missing, mark them: rio edit-info --nodata 0 FILE."
                 )
         highest = None if tagged or not dtype.startswith("float") else _highest(dataset, measured[0] + 1)
         coding = coding_of(
@@ -152,8 +152,8 @@ def _names(dataset: Any, title: str, bands: Sequence[str] | None, places: Sequen
         first = dataset.descriptions[places[0] - 1]
         numbers = f" but their numbers ({first} ...)" if first else ""
         raise BandError(
-            f"the {len(places)} bands of {title} have no names{numbers}, and bands are never guessed by position. Say "
-            f"which they are, in the file's order: --bands B02,B03,B04,B08, or a preset: {', '.join(BAND_LISTS)}."
+            f"the {len(places)} bands of {title} have no names{numbers}, and bands are never guessed by position. Name "
+            f"them in the file's order: --bands B02,B03,B04,B08, or a preset: {', '.join(BAND_LISTS)}."
         )
     return written
 
@@ -184,7 +184,7 @@ def _short(names: Sequence[str], most: int = 16) -> str:
 
 
 def _highest(dataset: Any, place: int) -> float | None:
-    """Return a high percentile of a look at one band, to tell counts from reflectance."""
+    """Return a high percentile of a sample of one band, to separate counts from reflectance."""
     shape = (min(SAMPLE, dataset.height), min(SAMPLE, dataset.width))
     values, nodata = dataset.read(place, out_shape=shape), dataset.nodatavals[place - 1]
     values = values[np.isfinite(values) & (values != (np.nan if nodata is None else nodata))]

@@ -148,7 +148,7 @@ class FileMask:
         return (self.file.path,)
 
     def mask(self, source: DateSource, window: Window, *, grid: Grid) -> NDArray[np.bool_] | None:
-        """Return where the file says cloud; outside the file True, so that the model fills it in."""
+        """Return the cloud pixels of the file; True outside the file, so that the model fills them in."""
         if self.classes is not None:
             found = read_band(self.file, window, grid=grid, coding=CLASSES, categories=True)
             return np.isin(found, (NO_CLASS, *self.classes))  # of what has no class nothing is known either
@@ -377,12 +377,12 @@ def _in_folder(folder: Path, source: DateSource) -> FileMask | OwnMask:
 
 
 def _checked(path: Path, index: int) -> FileMask:
-    """Return the mask in a file after a look at its values."""
+    """Return the mask in a file after checking its values."""
     with reading(str(path)):
         dataset = opened(str(path))
         grid = grid_of(dataset)
         if not 1 <= index <= dataset.count:
-            raise DataError(f"the mask {path.name} has {dataset.count} bands; band {index} was asked for.")
+            raise DataError(f"the mask {path.name} has {dataset.count} bands; expected a band {index}.")
         words = re.split(r"[^a-z0-9]+", path.stem.lower())
         if "scl" in words or "scl" in (dataset.descriptions[index - 1] or "").lower():
             return FileMask(BandFile(str(path), index), SCL_CLOUD)

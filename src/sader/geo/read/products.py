@@ -69,7 +69,7 @@ class ProductSource(DateSource):
         return read_band(self.classes, window, grid=grid, coding=CLASSES, categories=True).astype(np.uint8)
 
     def read_mask(self, window: Window, *, grid: Grid) -> NDArray[np.bool_] | None:
-        """Return where the scene classification says cloud or shadow (h, w); None without one."""
+        """Return the cloud and shadow pixels (h, w) of the scene classification; None without one."""
         classes = self.read_classes(window, grid=grid)
         return None if classes is None else np.isin(classes, SCL_CLOUD)
 
@@ -177,14 +177,14 @@ def product_source(
 ) -> ProductSource:
     """Return a source on the finest grid among its bands; every file is opened once, so that a bad one is found now.
 
-    grids: those of the bands where a catalogue says them: such files are not opened, which over a network takes long.
+    grids: those of the bands, where a catalogue lists them: such files are not opened, which is slow over a network.
     """
     if not bands:
         raise DataError(f"{name} has no band; expected at least one band file.")
     finest: Grid | None = None
     for at, file in enumerate(files):
-        told = grids[at] if at < len(grids) else None
-        found = told if told is not None and file.path.startswith("/vsi") else _grid_of_file(name, file)
+        listed = grids[at] if at < len(grids) else None
+        found = listed if listed is not None and file.path.startswith("/vsi") else _grid_of_file(name, file)
         if not found.crs:
             raise DataError(
                 f"{file.path} has no reference system; expected a georeferenced band. Take the file as delivered."

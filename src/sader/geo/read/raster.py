@@ -126,7 +126,7 @@ def read_bands(
 
 
 def alpha_band(dataset: Any) -> int | None:
-    """Return the number, from 1, of the band that says where there is data; None where no band does.
+    """Return the number, from 1, of the band that marks valid pixels; None without one.
 
     Many programs mark the fourth band of any file as alpha, or the second: one with a band's name is what its name
     says.
@@ -138,12 +138,12 @@ def alpha_band(dataset: Any) -> int | None:
 
 
 def has_mask(dataset: Any, index: int = 1) -> bool:
-    """Whether a mask in the file or beside it says where there is data (rather than a nodata value, or nothing)."""
+    """Whether a mask in the file or beside it marks valid pixels (rather than a nodata value, or nothing)."""
     return not {flag.name for flag in dataset.mask_flag_enums[index - 1]} & {"all_valid", "nodata", "alpha"}
 
 
 def _outside(dataset: Any, wanted: Sequence[int], place: Any) -> NDArray[np.bool_] | None:
-    """Return where an alpha band or a mask says that there is no data, (1 or C, h, w); None without either."""
+    """Return the pixels (1 or C, h, w) that an alpha band or a mask marks as nodata; None without either."""
     alpha = alpha_band(dataset)
     if alpha is not None and alpha not in wanted:
         # Not left to GDAL's masks: those know an alpha band in files of two or four bands only.
@@ -204,7 +204,7 @@ def crs_text(crs: Any) -> str:
     return _crs_name(str(crs.to_wkt())) if crs else ""
 
 
-@lru_cache(maxsize=256)  # a look through all codes takes 35 ms, and every window that is read asks for the grid
+@lru_cache(maxsize=256)  # a search through all codes takes 35 ms and is needed for every window
 def _crs_name(wkt: str) -> str:
     """Return the code that means exactly this reference system, else the WKT itself.
 
@@ -257,7 +257,7 @@ def opened(path: str) -> Any:
 
 
 def _version(path: str) -> tuple[int, int]:
-    """Return size and time of a local file, so that one that was written anew is opened anew; 0 for what is far."""
+    """Return size and time of a local file, so that a file that was replaced is opened again; 0 for remote files."""
     try:
         facts = os.stat(path)
     except (OSError, ValueError):
@@ -360,7 +360,7 @@ def write_geotiff(
     except (OSError, rasterio.errors.RasterioError, rasterio.errors.CRSError) as error:
         reason = str(error).rstrip(".")
         raise OutputError(
-            f"cannot write {target}: {reason}. Choose a folder that can be written to and has room."
+            f"cannot write {target}: {reason}. Choose a folder that can be written to and has enough space."
         ) from error
     finally:
         if part is not None:

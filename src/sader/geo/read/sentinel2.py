@@ -78,7 +78,7 @@ _TILE = re.compile(r"_(T\d{2}[A-Z]{3})(?:_|$)")
 
 @dataclass(frozen=True)
 class ProductInfo:
-    """What the product's metadata file says."""
+    """Content of the metadata file of a product."""
 
     level: str
     """"L1C" or "L2A"."""
@@ -103,7 +103,7 @@ def open_safe(
 
     offset: auto, none or counts such as -1000; auto takes what the metadata list.
     bands: those wanted, where the folder does not hold all that its metadata list.
-    notice: told what the user should know; the default is a warning.
+    notice: called with messages for the user; default: a warning.
     """
     root, tile = _find_root(Path(path))
     info = read_product_info(_find_metadata(root))
@@ -121,7 +121,7 @@ def open_safe(
         for band in wanted
     }
     for doubt in sorted({way.doubt for way in ways.values() if way.doubt}):
-        (notice or _warn)(f"{root.name}: {doubt}. Say --offset none or --offset -1000 to settle it.")
+        (notice or _warn)(f"{root.name}: {doubt}. Give --offset none or --offset -1000 to settle it.")
     return product_source(
         info.name,
         info.date,
@@ -149,7 +149,7 @@ def is_safe(path: Path | str) -> bool:
 
 
 def read_product_info(path: Path) -> ProductInfo:
-    """Return what MTD_MSIL1C.xml or MTD_MSIL2A.xml says; refuse other levels."""
+    """Return the content of MTD_MSIL1C.xml or MTD_MSIL2A.xml; refuse other levels."""
     root = parse_xml(path)
     level = _text(root, "PROCESSING_LEVEL") or root.tag
     short = re.search(r"Level-?(\d\w)", level)
@@ -288,7 +288,7 @@ def _find_images(granule: Path) -> tuple[dict[str, Path], Path | None]:
 def _wanted_bands(
     root: Path, info: ProductInfo, granule: Path, found: dict[str, Path], bands: Sequence[str] | None
 ) -> list[str]:
-    """Return the bands to open; a file that the metadata list and nobody finds is an error that names it."""
+    """Return the bands to open; a file that the metadata list and the folder lacks is an error that names it."""
     listed: dict[str, str] = {}
     for name in info.files:
         match = _BAND_FILE.search(f"{name}.jp2")
@@ -332,7 +332,7 @@ def _number(text: str | None, path: Path, what: str) -> float:
 
 
 def _offsets(root: Element, path: Path, tag: str) -> dict[str, float]:
-    """Return band -> offset; the metadata's own table says which band a number means."""
+    """Return band -> offset; a table in the metadata assigns numbers to bands."""
     numbers = {str(number): band for number, band in enumerate(BANDS)}
     for element in root.iter("Spectral_Information"):
         physical = re.fullmatch(r"B(\d{1,2}|8A)", element.get("physicalBand", ""))

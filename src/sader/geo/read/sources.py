@@ -1,6 +1,6 @@
 """Paths -> dates: GeoTIFF files, folders of them, .SAFE products and STAC items, each opened as a `DateSource`.
 
-Nothing is read but headers. What is left out is said, never dropped in silence.
+Only headers are read. Inputs that are left out are reported to the user.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def open_sources(
     """
     if not inputs:
         raise DataError("no input given; name at least one GeoTIFF, folder, .SAFE product or STAC item.")
-    said = notice or (lambda text: None)
+    notify = notice or (lambda text: None)
     names = None if bands is None else parse_bands(bands)
     found: list[DateSource] = []
     seen: set[str] = set()
@@ -61,31 +61,31 @@ def open_sources(
         path = Path(shown(str(entry)))
         key = str(entry) if virtual else os.path.realpath(path)  # `resolve` raises on a loop of links
         if key in seen:
-            said(f"{path.name} was given twice; it counts once.")
+            notify(f"{path.name} was given twice; it counts once.")
             continue
         seen.add(key)
         if virtual:
             where = str(entry)
-            found += _open_file(locate(where, "") if "://" in where else where, names, offset, scale, said)
+            found += _open_file(locate(where, "") if "://" in where else where, names, offset, scale, notify)
         elif _holds_items(path):
             catalogue.append(path)
         else:
-            found += _open(path, names, offset, scale, said)
+            found += _open(path, names, offset, scale, notify)
     if catalogue:
         from sader.geo.stac.search import open_items
 
         # Together: one item may be in several files, and neighbouring tiles of one overpass are one date.
-        found += open_items(catalogue, offset=offset, bands=names, notice=said)
+        found += open_items(catalogue, offset=offset, bands=names, notice=notify)
     found = told_apart(found)
     if mask is not None:
         from sader.geo.read.masks import with_masks
 
-        found = with_masks(found, mask, notice=said)
+        found = with_masks(found, mask, notice=notify)
     return found
 
 
 def _open(
-    path: Path, bands: tuple[str, ...] | None, offset: str | float | None, scale: float | None, said: Notice
+    path: Path, bands: tuple[str, ...] | None, offset: str | float | None, scale: float | None, notify: Notice
 ) -> list[DateSource]:
     if path.is_symlink() and not path.exists():
         raise DataError(f"{path} is a link that leads nowhere, or to itself; name the file that it should mean.")
@@ -94,24 +94,24 @@ def _open(
     if is_safe(path):
         from sader.geo.read.sentinel2 import open_safe
 
-        return [open_safe(path, offset=offset, bands=bands, notice=said)]
+        return [open_safe(path, offset=offset, bands=bands, notice=notify)]
     if path.is_dir():
-        return _open_folder(path, bands, offset, scale, said)
+        return _open_folder(path, bands, offset, scale, notify)
     if path.suffix.lower() == ".zip":
         raise DataError(
             f"{path} is a zip archive; expected what is in it. Unpack it, or name a raster inside it: "
             f"/vsizip/{path}/NAME.tif."
         )
-    return _open_file(path, bands, offset, scale, said)
+    return _open_file(path, bands, offset, scale, notify)
 
 
 def _open_file(
-    path: str | Path, bands: tuple[str, ...] | None, offset: str | float | None, scale: float | None, said: Notice
+    path: str | Path, bands: tuple[str, ...] | None, offset: str | float | None, scale: float | None, notify: Notice
 ) -> list[DateSource]:
     name = re.split(r"[/!]", shown(str(path)))[-1] if isinstance(path, str) else path.name
     source, notices = open_geotiff(path, bands=bands, offset=offset, scale=scale, name=name)
     for text in notices:
-        said(text)
+        notify(text)
     return [source]
 
 
@@ -145,20 +145,20 @@ def _holds_items(path: Path) -> bool:
 
 
 def _open_folder(
-    folder: Path, bands: tuple[str, ...] | None, offset: str | float | None, scale: float | None, said: Notice
+    folder: Path, bands: tuple[str, ...] | None, offset: str | float | None, scale: float | None, notify: Notice
 ) -> list[DateSource]:
     products = sorted(path for path in folder.iterdir() if is_safe(path))
     if products:
-        return [source for path in products for source in _open(path, bands, offset, scale, said)]
+        return [source for path in products for source in _open(path, bands, offset, scale, notify)]
     rasters = sorted(p for p in folder.iterdir() if p.suffix.lower() in RASTERS and not p.name.startswith("."))
     beside = [path for path in rasters if path.stem.lower().endswith(SIDE_FILES) or _is_result(path)]
     if beside:
-        said(f"{folder.name}: {len(beside)} files are taken as masks or side results, not as dates: {_few(beside)}.")
+        notify(f"{folder.name}: {len(beside)} files are taken as masks or side results, not as dates: {_few(beside)}.")
     files = [path for path in rasters if path not in beside]
     if not files:
         raise DataError(f"{folder} holds no raster ({', '.join(RASTERS)}), .SAFE product or STAC item.")
     if items := items_in(folder):
-        said(
+        notify(
             f"{folder.name} holds rasters and STAC items; the rasters are taken as they are. To go by the items (their "
             f"bands, offset and date), give those: {_few(items)}."
         )
@@ -173,18 +173,18 @@ def _open_folder(
         )
     for path in files:
         if path not in single:
-            sources += _open(path, bands, offset, scale, said)
+            sources += _open(path, bands, offset, scale, notify)
     for rest in dict.fromkeys(rest for _, rest in single.values()):
         members: dict[str, Path] = {}
         for path, (band, name) in single.items():
             if name == rest:
                 members.setdefault(band, path)  # sorted by name, so that _10m comes before _20m
-        sources.append(_one_per_band(rest, members, offset, scale, said))
+        sources.append(_one_per_band(rest, members, offset, scale, notify))
     return sources
 
 
 def _one_per_band(
-    rest: str, members: dict[str, Path], offset: str | float | None, scale: float | None, said: Notice
+    rest: str, members: dict[str, Path], offset: str | float | None, scale: float | None, notify: Notice
 ) -> DateSource:
     """Return the acquisition whose bands are single files; its grid is that of the finest."""
     found = {
@@ -193,7 +193,7 @@ def _one_per_band(
     }
     for _, notices in found.values():
         for text in notices:
-            said(text)
+            notify(text)
     codings = {source.coding for source, _ in found.values()}
     if len(codings) > 1:
         raise BandError(

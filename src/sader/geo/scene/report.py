@@ -102,20 +102,20 @@ def write_scene_report(
     overview, grid = read_overview(stack, remover), overview_grid(stack)
     result = _reflectance(report.output, grid.shape, stack)
     layers = {Path(file).stem.removeprefix(Path(report.output).stem + "_"): file for file in report.files[1:]}
-    made: NDArray[np.bool_] | None = None
+    rebuilt: NDArray[np.bool_] | None = None
     if "provenance" in layers:
         codes = _numbers(layers["provenance"], grid.shape)[0].astype(int)
-        made = codes == RECONSTRUCTED
+        rebuilt = codes == RECONSTRUCTED
     spread = _numbers(layers["uncertainty"], grid.shape) if "uncertainty" in layers else None
 
     sections = [
         Section("Result", _result(stack, report, overview, result)),
         Section("Dates", _dates(stack, report, overview, result)),
     ]
-    if made is not None:
+    if rebuilt is not None:
         sections.append(Section("Provenance", _provenance(report, codes)))
     if spread is not None:
-        sections.append(Section("Uncertainty", _uncertainty(stack, spread.astype(np.float32), made)))
+        sections.append(Section("Uncertainty", _uncertainty(stack, spread.astype(np.float32), rebuilt)))
     sections += [
         Section("Distributions", _histograms(stack, report, overview, result)),
         Section("Settings", table((name, _shown(value)) for name, value in _settings(report, settings).items())),
@@ -169,13 +169,13 @@ def _provenance(report: SceneReport, codes: NDArray[Any]) -> str:
     return gallery([Figure(picture, caption)]) + table(rows, head=("pixels", "number", "share"))
 
 
-def _uncertainty(stack: GeoStack, spread: NDArray[np.float32], made: NDArray[np.bool_] | None) -> str:
-    """The map, and what it says about the reconstructed pixels of each band."""
+def _uncertainty(stack: GeoStack, spread: NDArray[np.float32], rebuilt: NDArray[np.bool_] | None) -> str:
+    """The map, and its percentiles over the reconstructed pixels of each band."""
     heat = heat_picture(spread.mean(axis=0), full_scale=SPREAD_SCALE)
     figure = Figure(heat, f"expected standard deviation, mean over bands; black 0, pale yellow {SPREAD_SCALE} or more")
     rows = []
     for band, values in zip(stack.bands, spread, strict=True):
-        seen = values[np.isfinite(values) & (values > 0 if made is None else made)]
+        seen = values[np.isfinite(values) & (values > 0 if rebuilt is None else rebuilt)]
         cells = [f"{x:.4f}" for x in np.percentile(seen, (50, 90, 99))] if seen.size else ["-"] * 3
         rows.append((band, *cells))
     head = ("reconstructed pixels, reflectance", "median", "90 %", "99 %")

@@ -7,7 +7,7 @@ are, the report. Files are synced before `state.json` names them, and checked be
     rows of tiles ... -> COGs in the work folder -> report into state.json -> COGs renamed, the output last
     -> preview, item, page -> work folder removed, state.json after the rows
 
-A process killed anywhere in this order leaves either a folder whose state says what is missing, or a complete output,
+A process killed anywhere in this order leaves either a folder whose state lists what is missing, or a complete output,
 which carries the checksum of its job (`SADER_JOB`) and is recognised by it.
 """
 

@@ -174,7 +174,7 @@ def clear_scene(
     """
     messages: list[str] = []
 
-    def say(text: str) -> None:
+    def notify(text: str) -> None:
         messages.append(text)
         (notice or (lambda text: warnings.warn(text, stacklevel=3)))(text)
 
@@ -184,7 +184,7 @@ def clear_scene(
     job = scene.job()
     done = finished_report(scene, job_digest(job))
     if done is not None and not scene.options.overwrite:
-        say(f"{scene.target} exists already, from the same command and inputs.")
+        notify(f"{scene.target} exists already, from the same command and inputs.")
         missing = {path: write for path, write in extras.items() if not path.exists()}
         with contextlib.suppress(OutputError), WorkFolder(scene.target, job) as work:
             work.remove()  # what a killed run could not remove; a folder of others stays
@@ -194,9 +194,9 @@ def clear_scene(
         if work.state.report is None:
             _check_outputs(scene, extras, False)
         if work.note:
-            say(work.note)
+            notify(work.note)
         try:
-            report = _compute(scene, work, progress, say, executor) if work.state.report is None else None
+            report = _compute(scene, work, progress, notify, executor) if work.state.report is None else None
         except SaderError as error:
             if work.fresh or not _resumable(error, scene):
                 work.remove()
@@ -206,9 +206,9 @@ def clear_scene(
         saved = SceneReport.from_dict(work.state.report or {})
         _publish(scene, work)
         stored = replace(scene.stack, coding=_coding(scene.stack, saved.reference_index))
-        made = _with_extras(replace(saved, notices=tuple(messages)), stored, extras)
+        done = _with_extras(replace(saved, notices=tuple(messages)), stored, extras)
         work.remove()
-    return replace(made, seconds=time.perf_counter() - started)
+    return replace(done, seconds=time.perf_counter() - started)
 
 
 def prepared(stack: GeoStack, remover: CloudRemover, options: SceneOptions, target: Path) -> Scene:
@@ -351,9 +351,9 @@ def _publish(scene: Scene, work: WorkFolder) -> None:
     """Move the COGs to their names, the output last: where it exists, the layers beside it do too."""
     with writing(scene.target):
         for name, path in sorted(scene.outputs.items(), key=lambda pair: pair[0] == "result"):
-            made = work.file(f"{name}.tif")
-            if made.exists():  # else it was moved by an earlier run
-                move(made, path)
+            part = work.file(f"{name}.tif")
+            if part.exists():  # else a previous run has moved it
+                move(part, path)
 
 
 def _with_extras(report: SceneReport, stack: GeoStack, extras: Extras) -> SceneReport:

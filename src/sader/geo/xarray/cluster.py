@@ -138,7 +138,7 @@ def _quiet_logs() -> Iterator[None]:
 
 
 def _close(client: Any) -> None:
-    with contextlib.suppress(Exception):  # a lost cluster cannot be told to forget anything
+    with contextlib.suppress(Exception):  # the cluster may be lost
         client.close(timeout=2)
 
 

@@ -1,7 +1,6 @@
-"""xarray in, xarray out: what a (time, band, y, x) array says about its bands, dates, coding and place.
+"""A (time, band, y, x) array of xarray: its bands, dates, coding and coordinates.
 
-Not from the paper. Nothing is computed here but what `remove_xarray` is asked for: arrays backed by dask stay lazy, and
-`sader.geo.xarray.lazy` cuts them into tiles. Zarr is read and written by `sader.geo.xarray.zarr`.
+Arrays in memory and arrays backed by dask are opened alike; `sader.geo.xarray.lazy` clears both.
 """
 
 from __future__ import annotations
@@ -45,7 +44,7 @@ CODING_ATTRS = ("scale_factor", "add_offset", *NODATA_ATTRS)
 
 @dataclass(frozen=True)
 class Cube:
-    """An array of dates with what is known about it; `data` is not decoded and may be lazy."""
+    """An array of dates with its metadata; `data` is not decoded and may be lazy."""
 
     data: Any
     """(T, C, H, W), a NumPy or dask array of stored numbers."""
@@ -55,7 +54,7 @@ class Cube:
     names: tuple[str, ...]
     """The dates as text: the time coordinate, or numbers."""
     days: tuple[float, ...] | None
-    """Days since the first date, if the time coordinate tells."""
+    """Days since the first date, if there is a time coordinate."""
     layout: xr.DataArray
     """The input (T, C, H, W): its coordinates and attributes are those of the result."""
 
@@ -71,7 +70,7 @@ class Cube:
 
 
 def open_cube(array: xr.DataArray | xr.Dataset, remover: CloudRemover) -> Cube:
-    """Return what an array says about itself, after checking that the remover can work on it.
+    """Return an array with its metadata, after checking that the remover can process it.
 
     array: four axes in any order, found by name; a Dataset with one variable per band (as odc-stac loads it) is
         stacked. Integers need CF attributes: reflectance = number * scale_factor + add_offset, _FillValue = nodata (0
@@ -268,7 +267,7 @@ def _number(value: Any) -> float | None:
 
 
 def _times(array: xr.DataArray) -> tuple[NDArray[Any] | None, tuple[float, ...] | None]:
-    """Return the time coordinate and the days since its first, as far as they are told."""
+    """Return the time coordinate and the days since its first, as far as they are known."""
     dim = array.dims[0]
     if dim not in array.coords:
         return None, None

@@ -113,7 +113,7 @@ def clear_zarr(
     options = options or SceneOptions()
     started, messages = time.perf_counter(), list[str]()
 
-    def say(text: str) -> None:
+    def notify(text: str) -> None:
         messages.append(text)
         (notice or (lambda text: warnings.warn(text, stacklevel=3)))(text)
 
@@ -127,9 +127,9 @@ def clear_zarr(
         warnings.simplefilter("always")
         cube = open_cube(array, remover)
     for one in caught:
-        say(str(one.message))
+        notify(str(one.message))
     source = CubeScene(cube, mask_data(masks, cube))
-    plan, shares = _planned(source, remover, options, say, path)
+    plan, shares = _planned(source, remover, options, notify, path)
     make = partial(local_executor, threads=options.threads) if address is None else partial(cluster_executor, address)
     with _part(target) as part:
         sink = ZarrRows(part, cube, plan, options, remover.options.cloud_threshold)
@@ -333,7 +333,7 @@ def _cube(dataset: xr.Dataset, path: str | Path, variable: str | None) -> xr.Dat
     four = [name for name, value in dataset.data_vars.items() if value.ndim == 4]
     if len(four) > 1:
         raise DataError(
-            f"{path} holds {len(four)} variables with four axes ({', '.join(map(str, four))}); say which is the "
+            f"{path} holds {len(four)} variables with four axes ({', '.join(map(str, four))}); name the "
             "reflectance: variable=NAME."
         )
     if four:
