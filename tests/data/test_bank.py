@@ -12,7 +12,7 @@ import torch
 from sader.data.bank import SeriesBank, SeriesMaker
 from sader.data.batch import SeriesBatch, turn
 from sader.data.clouds import CloudSettings
-from sader.data.plan import PAPER, REAL, SINGLE, MakerSettings
+from sader.data.plan import PAPER, REAL, SINGLE, MakerSettings, Plan
 from sader.data.pseudo_dates import PseudoDateSettings, pseudo_dates
 from sader.data.shards import SeriesRecord, write_shard
 from sader.errors import DataError
@@ -272,3 +272,18 @@ def test_nothing_clear_is_an_error(tmp_path: Path) -> None:
         SeriesMaker(bank)
     with pytest.raises(DataError, match="no series"):
         SeriesBank([], bands=RGBN)
+
+
+def test_dates_keep_their_order_where_the_network_has_an_index(bank: SeriesBank) -> None:
+    shuffled, ordered = (make(bank, plain(time_order=order, symmetries=False)).plan(0, 64, T, CROP) for order in (0, 1))
+
+    def in_order(plan: Plan) -> np.ndarray:
+        steps = np.diff(plan.frames, axis=1) >= 0
+        return (steps | ~plan.present[:, 1:]).all(1)
+
+    assert not in_order(shuffled).all()
+    assert in_order(ordered).all()
+    rows = np.flatnonzero(ordered.reference >= 0)
+    assert np.array_equal(ordered.frames[rows, ordered.reference[rows]], ordered.target[rows])
+    assert np.array_equal(np.sort(ordered.frames, 1), np.sort(shuffled.frames, 1))
+    assert not ordered.symmetry.any()

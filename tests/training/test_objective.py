@@ -77,9 +77,7 @@ def test_pixels_that_are_not_scored_have_no_influence(make):
     changed[:, :, :, :8] = 0.9
     first = loss_of(model, replace(given, scored=scored))
     second = loss_of(model, replace(given, scored=scored, clear=changed))
-    # The noised state holds the target; about a composite, unknown pixels are replaced there too.
-    if model.network.config.composite:
-        assert first == second
+    assert first == second
     assert loss_of(model, given) != first
 
 
@@ -162,3 +160,13 @@ def test_the_error_head_moves_nothing_but_itself() -> None:
     loss.backward()
     moved = {name.split(".")[1] for name, p in model.named_parameters() if p.grad is not None and p.grad.any()}
     assert moved == {"error_head"}
+
+
+@pytest.mark.parametrize("make", [paper_model, composite_model])
+def test_days_reach_the_network_in_training(make):
+    model, given = make(), batch()
+    object.__setattr__(model.network.config, "date_input", "days")
+    near, far = (torch.tensor([days] * 2) for days in ([0.0, 10, 20], [0.0, 100, 300]))
+    assert loss_of(model, replace(given, days=near)) != loss_of(model, replace(given, days=far))
+    unknown = torch.full((2, 3), float("nan"))
+    assert loss_of(model, replace(given, days=unknown)) == loss_of(model, replace(given, days=torch.zeros(2, 3)))

@@ -23,11 +23,12 @@ from sader.training.config import (
     load_run_config,
     resolve,
     save_run_config,
+    with_steps,
 )
 from sader.training.objective import Objective
 from sader.training.optim import progress_of, rate_factor
 from sader.training.record import load_state, parent_card, read_log, save_state, state_files
-from sader.training.run import choose_device, fit, run_training
+from sader.training.run import choose_device, fit, maker_settings, run_training
 
 
 def losses(run_dir: Path) -> dict[int, float]:
@@ -263,3 +264,50 @@ def test_resuming_what_is_not_there_says_so(tmp_path: Path) -> None:
     with pytest.raises(TrainingError, match=r"there is no run at .*nowhere .*leave out --resume"):
         run_training(None, tmp_path / "nowhere", resume=True)
     assert not (tmp_path / "nowhere").exists()
+
+
+@pytest.mark.parametrize(
+    ("preset", "muon_lr", "batch", "accumulate", "epochs", "symmetries", "dropout"),
+    [("sen2_mtc_new", 1e-3, 8, 2, 200, True, 0.0), ("sen12mscrts_ea", 1e-4, 1, 1, 500, False, 0.1)],
+)
+def test_presets_of_the_paper_carry_its_training(preset, muon_lr, batch, accumulate, epochs, symmetries, dropout):
+    config = resolve(preset)
+    train, maker, loss = config.train, config.data.maker, config.objective.cloud_aware
+    assert (train.optimizer, train.muon_lr, train.adam_lr, train.betas) == ("muon", muon_lr, 3e-4, (0.9, 0.95))
+    assert (train.batch_size, train.accumulate, train.epochs, train.dates, train.crop) == (
+        batch,
+        accumulate,
+        epochs,
+        3,
+        256,
+    )
+    assert train.warmup * train.schedule_steps == 500
+    assert (train.schedule, train.schedule_steps) == ("cosine", 50_000)
+    assert (train.clip, train.ema_decay, train.precision, train.weight_decay) == (0, 0.9999, "fp32", 0)
+    assert (loss.cloud, loss.clear, loss.brightness, loss.threshold, loss.weight_form) == (3, 1, 2, 0.95, "linear")
+    assert maker.tasks == (0, 1, 0)
+    assert (maker.fewer_dates, maker.extra_clouds, maker.rescale, maker.jitter, maker.band_dropout) == (0, 0, 0, 0, ())
+    assert maker.symmetries == symmetries
+    assert maker_settings(config).time_order
+    assert config.model.network.dropout == dropout
+    assert resolve(preset, ["train.steps=7"]).train.epochs is None
+    assert resolve("small").train == TrainConfig()
+
+
+def test_epochs_count_the_series_of_the_shards(tiny: list[str], shards: Path) -> None:
+    config = config_of(tiny, shards, "train.epochs=5", "train.accumulate=1")
+    assert with_steps(config).train.steps == 5  # two series, two in a step
+    assert with_steps(config_of(tiny, shards, "train.epochs=5", "train.batch_size=1")).train.steps == 10
+    assert with_steps(config_of(tiny, shards)).train.steps == 6
+
+
+def test_checkpoints_wait_for_the_time_between_them(tiny: list[str], shards: Path, tmp_path: Path) -> None:
+    fit(config_of(tiny, shards, "train.steps=3", "train.checkpoint_seconds=1000"), tmp_path / "run", progress=False)
+    assert [file.name for file in state_files(tmp_path / "run")] == ["step-00000003.pt"]
+
+
+def test_the_schedule_may_be_longer_than_the_run(tiny: list[str], shards: Path, tmp_path: Path) -> None:
+    more = ("train.steps=3", "train.schedule_steps=30", "train.warmup=0.1")
+    fit(config_of(tiny, shards, *more), tmp_path / "run", progress=False)
+    rates = [value for _, name, value in read_log(tmp_path / "run" / "metrics.csv") if name == "lr_factor"]
+    assert rates == pytest.approx([0, 1 / 3, 2 / 3])

@@ -86,7 +86,26 @@ class MakerSettings:
     )  # fmt: skip
     """Groups of bands that are removed together, with their probabilities; groups that the bank lacks are ignored."""
     days: bool = False
-    """Give `days` (NaN where unknown) instead of None."""
+    """Give `days` (NaN where unknown) instead of None; always for networks with days as input."""
+    time_order: bool = False
+    """Keep the order of the dates instead of shuffling them; always for networks with the index as input."""
+    symmetries: bool = True
+    """Flip and rotate the series."""
+
+    @classmethod
+    def paper(cls, *, symmetries: bool = True) -> MakerSettings:
+        """Return the settings of the paper's task: the dataset's own series, with nothing added or removed."""
+        return cls(
+            tasks=(0.0, 1.0, 0.0),
+            fewer_dates=0.0,
+            extra_clouds=0.0,
+            heavy=0.0,
+            wanted_clear=0.0,
+            rescale=0.0,
+            jitter=0.0,
+            band_dropout=(),
+            symmetries=symmetries,
+        )
 
     def __post_init__(self) -> None:
         if min(self.tasks) < 0 or sum(self.tasks) <= 0:
@@ -241,6 +260,10 @@ class Planner:
         slot = np.arange(dates)[None]
         present = slot < count[:, None]
         frames = np.where(present, frames, target[:, None])
+        if s.time_order:
+            order = np.where(present, frames, np.iinfo(frames.dtype).max).argsort(1, kind="stable")
+            frames = np.take_along_axis(frames, order, 1)
+            reference = np.where(reference >= 0, (order == reference[:, None]).argmax(1), -1)
 
         # Clouds: cover the reference date, and dates without clouds of their own.
         is_reference = slot == reference[:, None]
@@ -259,7 +282,7 @@ class Planner:
             paste &= is_reference & own[:, None]
         return Plan(
             task=task, target=target, frames=frames, present=present, reference=reference, y=y, x=x,
-            symmetry=rng.integers(0, 8, batch), side=side,
+            symmetry=rng.integers(0, 8 if s.symmetries else 1, batch), side=side,
             **self._pastes(rng, paste, paste & is_reference & own[:, None], donor_date, y, x, side, crop),
             feather=float(rng.uniform(*s.feather)), cloud_slot=np.flatnonzero(wanted & ~paste),
             coverage=cover[wanted & ~paste].astype(np.float32), dropped=rng.random((batch, len(groups))) < groups[None],

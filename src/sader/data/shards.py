@@ -16,6 +16,7 @@ import zlib
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import BinaryIO
 
 import numpy as np
 
@@ -153,26 +154,35 @@ def _decompress(payload: bytes, shape: tuple[int, ...]) -> np.ndarray:
 def read_shard(path: str | Path) -> Iterator[SeriesRecord]:
     """Yield the records of one shard; a damaged one raises `DataError` naming file and record."""
     path = Path(path)
-    try:
-        file = open(path, "rb")  # noqa: SIM115 - closed by the with below
-    except OSError as error:
-        raise DataError(f"cannot open shard {path}: {error.strerror}. Make shards with: sader data pack.") from error
-    with file:
-        head = file.read(_HEADER.size)
-        if len(head) < _HEADER.size or not head.startswith(MAGIC):
-            raise DataError(f"{path} starts with {head[:8]!r}; expected {MAGIC!r}. This is no shard; pack it again.")
-        _, version, count, checksum = _HEADER.unpack(head)
-        if checksum != _header_sum(version, count):
-            raise DataError(f"the header of {path} does not match its checksum. Copy or pack it again.")
-        if version != VERSION:
-            raise DataError(
-                f"{path} is a shard of version {version}; this sader reads version {VERSION}. "
-                "Pack it again: sader data pack."
-            )
+    with _open(path) as file:
+        count = _read_header(file, path)
         for number in range(count):
             yield _read_record(file.read, path, number, count)
         if file.read(1):
             raise DataError(f"{path} has data after its last record {count}: the file is damaged. Pack it again.")
+
+
+def _open(path: Path) -> BinaryIO:
+    try:
+        return open(path, "rb")
+    except OSError as error:
+        raise DataError(f"cannot open shard {path}: {error.strerror}. Make shards with: sader data pack.") from error
+
+
+def _read_header(file: BinaryIO, path: Path) -> int:
+    """Return the number of records after checking the header."""
+    head = file.read(_HEADER.size)
+    if len(head) < _HEADER.size or not head.startswith(MAGIC):
+        raise DataError(f"{path} starts with {head[:8]!r}; expected {MAGIC!r}. This is no shard; pack it again.")
+    _, version, count, checksum = _HEADER.unpack(head)
+    if checksum != _header_sum(version, count):
+        raise DataError(f"the header of {path} does not match its checksum. Copy or pack it again.")
+    if version != VERSION:
+        raise DataError(
+            f"{path} is a shard of version {version}; this sader reads version {VERSION}. "
+            "Pack it again: sader data pack."
+        )
+    return count
 
 
 def _header_sum(version: int, count: int) -> int:
@@ -214,6 +224,15 @@ def shard_files(where: str | Path | Iterable[str | Path]) -> list[Path]:
             )
         found += inside
     return found
+
+
+def count_records(where: str | Path | Iterable[str | Path]) -> int:
+    """Return the number of records of the shards in a folder, a file or several of either, from their headers."""
+    total = 0
+    for path in shard_files(where):
+        with _open(path) as file:
+            total += _read_header(file, path)
+    return total
 
 
 def fingerprint(where: str | Path | Iterable[str | Path]) -> str:

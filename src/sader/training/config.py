@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -12,7 +14,9 @@ import yaml
 from sader.baselines.baseline import BaselineModelConfig
 from sader.config import merge, parse_override, to_dict
 from sader.data.plan import MakerSettings
+from sader.data.shards import count_records
 from sader.errors import ConfigError, TrainingError
+from sader.method.losses import CloudAwareLossConfig
 from sader.models import find_config, get_system, model_from_dict
 from sader.presets import ModelConfig
 from sader.training.objective import ObjectiveConfig
@@ -29,6 +33,10 @@ class TrainConfig:
     """Seed of the first weights, the batches and the noise; all random numbers follow from (seed, step)."""
     steps: int = 50_000
     """Optimiser steps of the whole run."""
+    epochs: float | None = None
+    """Length of the run in passes over the training series, instead of `steps`, which follows from the shards."""
+    schedule_steps: int | None = None
+    """Steps over which the schedule of the rate runs; None: the whole run."""
     max_seconds: float | None = None
     """Limit in seconds, at which the schedule ends as well; resumed runs continue the count. None: no limit."""
     batch_size: int = 16
@@ -75,6 +83,8 @@ class TrainConfig:
     """Export model.safetensors in float16."""
     checkpoint_every: int = 1000
     """Steps between checkpoints; the last two are kept."""
+    checkpoint_seconds: float = 0.0
+    """Minimum time between checkpoints: steps of `checkpoint_every` before it has passed write none."""
     log_every: int = 50
     """Steps between lines of the log; the host waits for the device only then."""
     validate_every: int = 1000
@@ -96,6 +106,10 @@ class TrainConfig:
             )
         if not 0 <= self.warmup < 1 or not 0 <= self.ema_decay < 1:
             raise ConfigError(f"train.warmup {self.warmup} and train.ema_decay {self.ema_decay} must lie in [0, 1).")
+        if self.epochs is not None and self.epochs <= 0:
+            raise ConfigError(f"train.epochs is {self.epochs}; expected more than 0, or null to count steps.")
+        if self.schedule_steps is not None and self.schedule_steps < 1:
+            raise ConfigError(f"train.schedule_steps is {self.schedule_steps}; expected 1 or more, or null.")
         if self.max_seconds is not None and self.max_seconds <= 0:
             raise ConfigError(f"train.max_seconds is {self.max_seconds}; expected more than 0, or null for no limit.")
 
@@ -126,10 +140,31 @@ class RunConfig:
     data: DataConfig = field(default_factory=DataConfig)
 
 
+_PAPER = TrainConfig(
+    batch_size=8,
+    accumulate=2,
+    dates=3,
+    crop=256,
+    epochs=200.0,
+    schedule_steps=50_000,
+    warmup=0.01,
+    clip=0.0,
+    ema_decay=0.9999,
+    precision="fp32",
+    checkpoint_every=100,
+    checkpoint_seconds=600.0,
+)
+PAPER_TRAINING = {
+    "sen2_mtc_new": _PAPER,
+    "sen12mscrts_ea": dataclasses.replace(_PAPER, muon_lr=1e-4, batch_size=1, accumulate=1, epochs=500.0),
+}
+"""Training settings of the paper's presets: Muon 1e-3 or 1e-4, Adam 3e-4, rates rising over 500 steps and falling along
+a cosine to 1 % at step 50,000, fp32, no clipping."""
+
 FREE_KEYS = frozenset(
     f"train.{key}"
     for key in (
-        *("checkpoint_every", "log_every", "validate_every", "validate_batches", "panels"),
+        *("checkpoint_every", "checkpoint_seconds", "log_every", "validate_every", "validate_batches", "panels"),
         *("devices", "half", "cuda_graph"),
     )
 )
@@ -152,12 +187,32 @@ def resolve(base: str | Path | AnyModelConfig, overrides: Iterable[str] = ()) ->
         model = find_config(str(base))
     for text in overrides:
         changes = _joined(changes, parse_override(text))
-    return merged(RunConfig(model=model, train=recipe(model)), changes)
+    train = changes.get("train")
+    if isinstance(train, dict) and "steps" in train:
+        changes = _joined({"train": {"epochs": None}}, changes)
+    return merged(recipe(model), changes)
 
 
-def recipe(model: AnyModelConfig) -> TrainConfig:
-    """Return the default training settings of a model; a baseline has its published ones."""
-    return TrainConfig(**get_system(model.system).train) if isinstance(model, BaselineModelConfig) else TrainConfig()
+def recipe(model: AnyModelConfig) -> RunConfig:
+    """Return the default run of a model: the published settings of a baseline or of one of the paper's presets."""
+    if isinstance(model, BaselineModelConfig):
+        return RunConfig(model=model, train=TrainConfig(**get_system(model.system).train))
+    if model.name not in PAPER_TRAINING:
+        return RunConfig(model=model)
+    # Sen2_MTC_New is augmented by flips and rotations, SEN12MS-CR-TS is not.
+    maker = MakerSettings.paper(symmetries=model.name == "sen2_mtc_new")
+    objective = ObjectiveConfig(cloud_aware=CloudAwareLossConfig.paper())
+    return RunConfig(model, PAPER_TRAINING[model.name], objective, DataConfig(maker=maker))
+
+
+def with_steps(config: RunConfig) -> RunConfig:
+    """Return the config with the steps that follow from train.epochs and the number of series in the shards."""
+    train = config.train
+    if train.epochs is None:
+        return config
+    series = count_records(config.data.shards)
+    steps = max(1, round(train.epochs * math.ceil(series / (train.batch_size * train.accumulate))))
+    return dataclasses.replace(config, train=dataclasses.replace(train, steps=steps))
 
 
 def load_run_config(path: Path) -> RunConfig:

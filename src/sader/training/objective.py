@@ -17,6 +17,7 @@ from sader.method.diffusion import Denoiser
 from sader.method.losses import CloudAwareLoss, CloudAwareLossConfig
 from sader.model.blocks import to_model_range
 from sader.model.composite import classical_blend
+from sader.model.fusion import masked_mean
 from sader.model.heads import not_clear
 from sader.model.mtcdn import MTCDN, Condition, with_anchor
 
@@ -50,6 +51,11 @@ class ObjectiveConfig:
     """Weight of pixels hidden in the reference date, relative to others."""
     own_mask: float = 0.5
     """Share of series trained with the cloud head's own estimate instead of the true mask."""
+
+
+def known_days(batch: SeriesBatch) -> Tensor | None:
+    """Return the days of the dates for the network, 0 where unknown; None if the batch has none."""
+    return None if batch.days is None else batch.days.nan_to_num(0.0)
 
 
 def spatial_error(prediction: Tensor, target: Tensor, weight: Tensor, *, gradient: float) -> Tensor:
@@ -101,10 +107,14 @@ class Objective:
             aux=aux,
             present=batch.present,
             valid=batch.valid,
+            days=known_days(batch),
             band_present=batch.band_present[:, :bands],
         )
         # The mean of training must be that of sampling, gaps of a date included.
         mean, clear = condition.mean[..., :height, :width], clear[:, :bands]
+        # Unknown pixels of the target are those of the mean over the dates in the noised state.
+        known = batch.scored[:, None] & batch.band_present[:, :bands, None, None]
+        clear = torch.where(known, clear, masked_mean(mean, batch.present[:, :, None, None].expand_as(batch.valid)))
         sigma = denoiser.process.draw_sigma(len(clear), generator)
         noise = torch.randn(mean.shape, generator=generator, device=generator.device)
         denoised = denoiser(denoiser.process.noised(clear, mean, sigma, noise), sigma, condition)
@@ -135,6 +145,7 @@ class Objective:
             valid=batch.valid,
             cloud=cloud,
             reference=batch.reference,
+            days=known_days(batch),
             band_present=batch.band_present,
         )
         weight = self._pixel_weight(batch, clear)

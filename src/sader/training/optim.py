@@ -197,6 +197,13 @@ def progress_of(config: TrainConfig, step: int, elapsed: float) -> float:
     return min(1.0, max(step / config.steps, by_time))
 
 
+def schedule_progress(config: TrainConfig, step: int, elapsed: float) -> float:
+    """Return the finished share of the schedule of the rate, in [0, 1]: that of the run unless its length is given."""
+    if config.schedule_steps is None:
+        return progress_of(config, step, elapsed)
+    return min(1.0, step / config.schedule_steps)
+
+
 def set_rate(optimizers: Iterable[torch.optim.Optimizer], factor: float) -> None:
     """Set every group's learning rate to `factor` peaks."""
     for optimizer in optimizers:

@@ -13,10 +13,11 @@ from typing import Any, Protocol
 
 import torch
 
-from sader.baselines.baseline import Baseline
+from sader.baselines.baseline import Baseline, BaselineConfig
 from sader.checkpoint import find_checkpoint, load_checkpoint, read_header, save_checkpoint
 from sader.config import parse_override, to_dict
 from sader.data.bank import SeriesBank, SeriesMaker
+from sader.data.plan import MakerSettings
 from sader.data.shards import fingerprint, shard_files
 from sader.errors import CheckpointError, ConfigError, TrainingError
 from sader.files import locked, write_atomically
@@ -30,6 +31,7 @@ from sader.training.config import (
     merged,
     resolve,
     save_run_config,
+    with_steps,
 )
 from sader.training.objective import Objective
 from sader.training.optim import progress_of
@@ -108,7 +110,8 @@ def fit(
     """
     if init_from is not None:
         config = dataclasses.replace(config, train=dataclasses.replace(config.train, init=str(init_from)))
-    return run_job(ModelJob(config), Path(run_dir), load=load_run_config, resume=resume, progress=progress)
+    check_shards(config.data.shards)
+    return run_job(ModelJob(with_steps(config)), Path(run_dir), load=load_run_config, resume=resume, progress=progress)
 
 
 class Job(Protocol):
@@ -169,7 +172,7 @@ def _run(process: Process, job: Job, run_dir: Path, resume: bool, progress: bool
         return
     trainer = job.make_trainer(process)
     if process.device.type == "cuda":
-        _allow_tf32(search=not isinstance(trainer, PhasedTrainer))
+        _set_arithmetic(train, search=not isinstance(trainer, PhasedTrainer))
     if state is not None:
         trainer.restore(state)
     if trainer.over and process.main:  # the run was killed between its last checkpoint and the export
@@ -192,7 +195,8 @@ def _step(trainer: Trainer[Any], job: Job, run_dir: Path, log: Log | None, data:
     trainer.step()
     train, step = trainer.config, trainer.steps_done
     validating = train.validate_every > 0 and (step % train.validate_every == 0 or trainer.over)
-    saving = step % train.checkpoint_every == 0 or trainer.over
+    waited = trainer.elapsed - trainer.saved_at >= train.checkpoint_seconds
+    saving = (step % train.checkpoint_every == 0 and waited) or trainer.over
     if step % train.log_every == 0 or validating or saving:
         means = trainer.collect()  # raises on values that are not finite, before they reach a checkpoint
         if log is not None:
@@ -205,6 +209,7 @@ def _step(trainer: Trainer[Any], job: Job, run_dir: Path, log: Log | None, data:
         trainer.latest |= found
     if saving:
         save_state(run_dir, trainer.state() | {"data": data})
+        trainer.saved_at = trainer.elapsed
         job.export(trainer, run_dir / job.file)
 
 
@@ -256,13 +261,12 @@ def prepare_folder(config: Any, run_dir: Path, *, resume: bool, load: Callable[[
     write_atomically(saved, save_run_config(config))
 
 
-def _allow_tf32(*, search: bool) -> None:
-    """Let a GPU use TF32 and, with `search`, let cuDNN time convolutions to find the fastest for each shape.
+def _set_arithmetic(config: TrainConfig, *, search: bool) -> None:
+    """Let a GPU use TF32 unless train.precision is fp32; with `search`, let cuDNN time convolutions of each shape.
 
     The search is off for baselines: for DiffCR's depthwise layers it took 30 s on an H200, for a step of 0.08 s.
     """
-    torch.backends.cuda.matmul.allow_tf32 = True
-    torch.backends.cudnn.allow_tf32 = True
+    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = config.precision != "fp32"
     torch.backends.cudnn.benchmark = search
 
 
@@ -292,12 +296,13 @@ class ModelJob:
         bands = (*network.bands, *network.aux_bands)
         bank = SeriesBank.load(data.shards, bands=bands, device=process.device)
         self.sources = count_sources(bank)
-        maker = SeriesMaker(bank, data.maker, config.train.seed)
+        settings = maker_settings(config)
+        maker = SeriesMaker(bank, settings, config.train.seed)
         if process.main and config.train.validate_every:
             self.validation = maker
             if data.validation:
                 other = SeriesBank.load(data.validation, bands=bands, device=process.device)
-                self.validation = SeriesMaker(other, data.maker, VALIDATION_SEED)
+                self.validation = SeriesMaker(other, settings, VALIDATION_SEED)
         if isinstance(model, Baseline):
             return PhasedTrainer(model, Baseline.main_loss, config.train, maker, process)
         return Trainer(model, Objective(config.objective), config.train, maker, process)
@@ -335,6 +340,18 @@ class ModelJob:
             return read_header(path).get("card", {}).get("steps")
         except CheckpointError:
             return None
+
+
+def maker_settings(config: RunConfig) -> MakerSettings:
+    """Return the settings of the batches, with days or the order of dates if the network has them as input."""
+    network, settings = config.model.network, config.data.maker
+    if isinstance(network, BaselineConfig):
+        return settings
+    return dataclasses.replace(
+        settings,
+        days=settings.days or network.date_input == "days",
+        time_order=settings.time_order or network.date_input == "index",
+    )
 
 
 def first_model(config: RunConfig) -> Denoiser | Baseline:

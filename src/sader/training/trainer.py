@@ -20,7 +20,15 @@ from sader.errors import TrainingError
 from sader.training.config import TrainConfig
 from sader.training.feed import BatchFeed, Maker
 from sader.training.graph import CapturedStep
-from sader.training.optim import OUTER_LAYERS, Ema, make_optimizers, progress_of, rate_factor, set_rate
+from sader.training.optim import (
+    OUTER_LAYERS,
+    Ema,
+    make_optimizers,
+    progress_of,
+    rate_factor,
+    schedule_progress,
+    set_rate,
+)
 from sader.training.processes import Process
 
 Model = TypeVar("Model", bound=nn.Module)
@@ -64,6 +72,8 @@ class Trainer(Generic[Model]):
         self.optimizers = self.make_optimizers()
         self.feed = BatchFeed(maker, config.batch_size, config.dates, config.crop, device=self.device)
         self.ema = Ema(model, config.ema_decay)
+        self.saved_at = 0.0
+        """Value of `elapsed` at the last checkpoint."""
         self._recent: list[tuple[int, dict[str, Tensor]]] = []
         self._clock: float | None = None
         self._factor = 0.0
@@ -75,7 +85,9 @@ class Trainer(Generic[Model]):
         """Do the next step: rate, gradients, clip, optimisers, average; then start making the next batch."""
         config, step = self.config, self.steps_done
         self._clock = monotonic() if self._clock is None else self._clock
-        self._factor = rate_factor(self.progress, warmup=config.warmup, schedule=config.schedule)
+        self._factor = rate_factor(
+            schedule_progress(config, step, self.elapsed), warmup=config.warmup, schedule=config.schedule
+        )
         set_rate(self.optimizers, self._factor)
         if self.captures:
             terms = self._replay(step)
@@ -226,7 +238,7 @@ class Trainer(Generic[Model]):
     def restore(self, state: dict[str, Any]) -> None:
         """Continue from `state`."""
         self.steps_done, self.elapsed = int(state["step"]), float(state["elapsed"])
-        self.latest = dict(state["latest"])
+        self.saved_at, self.latest = self.elapsed, dict(state["latest"])
         self.model.load_state_dict(state["model"], strict=True)
         self.ema.load_state_dict(state["ema"])
         for optimizer, saved in zip(self.optimizers, state["optimizers"], strict=True):

@@ -16,6 +16,7 @@ from sader.method.diffusion import Denoiser
 from sader.model.blocks import to_model_range, to_reflectance
 from sader.model.mtcdn import MTCDN
 from sader.training.feed import Maker
+from sader.training.objective import known_days
 from sader.training.trainer import Trainer
 
 if TYPE_CHECKING:
@@ -52,6 +53,7 @@ def predict(denoiser: Denoiser | Baseline, batch: SeriesBatch, *, generator: tor
         valid=batch.valid,
         cloud=batch.cloud_mask.float() if network.config.matches_dates else None,
         reference=batch.reference,
+        days=known_days(batch),
         band_present=batch.band_present[:, :bands],
     )
     mean = condition.mean.float()

@@ -213,11 +213,15 @@ def dry_run(request: ReproduceRequest) -> list[str]:
     for (dataset, spec), rows in rows_of.items():
         setting = settings[dataset]
         config = resolve(spec.base, run_overrides(setting, spec))
-        samples = config.train.steps * config.train.batch_size
+        train = config.train
+        samples: float | str = train.steps * train.batch_size * train.accumulate
         epochs = "not known without --data"
+        if train.epochs is not None:
+            samples, epochs = "not known without --data", f"{train.epochs:g}"
         if setting.root is not None:
             series = len(training_set(setting))
-            epochs = f"{samples / series:.1f} of {series} series"
+            samples = samples if train.epochs is None else round(train.epochs * series)
+            epochs = f"{float(samples) / series:.1f} of {series} series"
         seconds = request.seconds
         lines = [f"## {setting.label} {spec.name} ({spec.base})", f"rows: {', '.join(row.name for row in rows)}"]
         if seconds is None:

@@ -51,7 +51,15 @@ _SYSTEMS: dict[str, tuple[str, ...]] = {
 """Base of a run -> changes to its network."""
 TRAIN = tuple(
     f"train.{text}"
-    for text in ("device=cpu", "batch_size=2", "dates=3", f"crop={SIDE}", "log_every=1", "checkpoint_every=1")
+    for text in (
+        "device=cpu",
+        "batch_size=2",
+        "accumulate=1",
+        "dates=3",
+        f"crop={SIDE}",
+        "log_every=1",
+        "checkpoint_every=1",
+    )
 )
 
 

@@ -6,6 +6,7 @@ every system alike (`here_recipe`); the paper's tables train each system as publ
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import shutil
 from collections.abc import Callable, Sequence
@@ -19,6 +20,7 @@ from sader.evaluation.reproduce.setting import Setting, digest, file_digest, tra
 from sader.evaluation.reproduce.tiny import TRAIN, tiny_overrides
 from sader.files import locked, write_atomically
 from sader.models import BASELINES, get_system
+from sader.presets import PRESETS, get_preset
 
 ENDLESS = 10_000_000
 """Steps of a run that only a time limit ends."""
@@ -53,10 +55,26 @@ def here_recipe(base: str) -> list[str]:
     the time, then follows a cosine to 1 % of its peak: the published one, at least `LEAST_RATE`.
     """
     changes = ["crop=128", "dates=4", "batch_size=16", "schedule=cosine", "warmup=0.02"]
+    if base in PRESETS:
+        return [*_product_settings(base), *(f"train.{text}" for text in changes)]
     if base in BASELINES:
         rate = max(float(get_system(base).train["adam_lr"]), LEAST_RATE)
         changes.append(f"adam_lr={rate:g}")
     return [*(f"train.{text}" for text in changes), *HERE_BATCH.get(base, ())]
+
+
+def _product_settings(base: str) -> list[str]:
+    """Return the changes from a preset's own training settings and batches to the defaults."""
+    from sader.training.config import DataConfig, TrainConfig, recipe
+
+    own, changes = recipe(get_preset(base)), []
+    for part, found, default in (
+        ("train", own.train, TrainConfig()),
+        ("data.maker", own.data.maker, DataConfig().maker),
+    ):
+        before, after = dataclasses.asdict(found), dataclasses.asdict(default)
+        changes += [f"{part}.{key}={json.dumps(value)}" for key, value in after.items() if value != before[key]]
+    return changes
 
 
 def training_shards(setting: Setting) -> tuple[str, ...]:
@@ -91,7 +109,7 @@ def run_overrides(setting: Setting, spec: RunSpec) -> list[str]:
     changes += [f"train.seed={request.seed}", "train.validate_every=0", *_budget(setting)]
     if not request.tiny:
         brief = request.seconds is not None and request.seconds <= SHORT
-        changes.append(f"train.checkpoint_every={ENDLESS if brief else 200}")
+        changes += [f"train.checkpoint_every={ENDLESS if brief else 200}", "train.checkpoint_seconds=600"]
     return [*changes, *request.overrides]
 
 
