@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -21,13 +21,15 @@ def test_example_runs(script, tmp_path):
 
 
 @pytest.mark.slow
-def test_full_demo_takes_less_than_a_minute(tmp_path):
-    started = time.perf_counter()
+def test_full_demo_takes_less_than_a_minute_of_processor_time(tmp_path):
+    # Processor time, because the wall time depends on what else the machine does.
+    before = os.times()
     done = subprocess.run(
         [sys.executable, "-m", "sader", "demo"], capture_output=True, text=True, check=False, cwd=tmp_path
     )
-    seconds = time.perf_counter() - started
+    after = os.times()
     assert done.returncode == 0, done.stderr
     assert (tmp_path / "clear.tif").exists()
     assert (tmp_path / "before_after.png").exists()
-    assert seconds < 60
+    used = after.children_user + after.children_system - before.children_user - before.children_system
+    assert used < 60
