@@ -208,7 +208,7 @@ def test_a_job_survives_kill_9_of_the_server(tmp_path, program):
     _, client = program()
     done = wait(client, job, lambda said: said["status"] not in ("accepted", "running"))
     assert done["status"] == "successful"
-    assert any("going on" in text for text in done["sader:notices"])  # tiles that were done are not done again
+    assert any("resuming" in text for text in done["sader:notices"])  # finished rows of tiles are not computed again
     assert client.get(f"/jobs/{job}/results/clear").content[:2] in (b"II", b"MM")
 
 

@@ -70,6 +70,7 @@ STATUS: dict[type[Exception], int] = {
     errors.ValueRangeError: 422,
     errors.BandError: 422,
     errors.DataError: 422,
+    errors.ClusterError: 503,
     errors.CheckpointError: 500,
     errors.TrainingError: 500,
     errors.OutputError: 507,
