@@ -15,7 +15,7 @@ SCRIPT = Path(__file__).with_name("kills.py")
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
-@pytest.mark.parametrize("every", [7, pytest.param(1, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("every", [19, pytest.param(1, marks=pytest.mark.slow)])
 def test_killed_at_each_file_operation(tmp_path, write_date, land, tiny_file, every):
     paths = []
     for number in range(2):
