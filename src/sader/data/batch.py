@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
-from typing import Any
+from dataclasses import dataclass
 
 import numpy as np
-import torch
 from torch import Tensor
 
 from sader.errors import ShapeError
@@ -59,14 +57,6 @@ class SeriesBatch:
             found = tuple(getattr(self, name).shape)
             if found != shape:
                 raise ShapeError(f"{name} is {found}; expected {shape} beside cloudy {(b, t, c, h, w)}.")
-
-    def to(self, device: torch.device | str, *, non_blocking: bool = False) -> SeriesBatch:
-        """Return the batch with every tensor on `device`."""
-        moved: dict[str, Any] = {}
-        for field in fields(self):
-            value = getattr(self, field.name)
-            moved[field.name] = value if value is None else value.to(device, non_blocking=non_blocking)
-        return SeriesBatch(**moved)
 
 
 def turn(image: Tensor, symmetry: int) -> Tensor:

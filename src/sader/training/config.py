@@ -190,7 +190,7 @@ def resolve(base: str | Path | AnyModelConfig, overrides: Iterable[str] = ()) ->
     train = changes.get("train")
     if isinstance(train, dict) and "steps" in train:
         changes = _joined({"train": {"epochs": None}}, changes)
-    return merged(recipe(model), changes)
+    return merge(recipe(model), changes)
 
 
 def recipe(model: AnyModelConfig) -> RunConfig:
@@ -220,8 +220,8 @@ def load_run_config(path: Path) -> RunConfig:
     values = read_yaml(path)
     model = values.get("model")
     if isinstance(model, dict) and "system" in model:
-        return merged(RunConfig(model=model_from_dict(model, where="model")), values)
-    return merged(RunConfig(), values)
+        return merge(RunConfig(model=model_from_dict(model, where="model")), values)
+    return merge(RunConfig(), values)
 
 
 def save_run_config(config: Any) -> bytes:
@@ -234,11 +234,6 @@ def differing_keys(first: Any, second: Any) -> list[str]:
     a, b = _flat(_plain(to_dict(first))), _flat(_plain(to_dict(second)))
     keys = sorted(key for key in a.keys() | b.keys() if a.get(key) != b.get(key) and key not in FREE_KEYS)
     return [f"{key}: {a.get(key)} -> {b.get(key)}" for key in keys]
-
-
-def merged(config: RunConfig, changes: dict[str, Any]) -> RunConfig:
-    """Return `config` with nested changes; unknown keys fail by name."""
-    return merge(config, changes)
 
 
 def read_yaml(path: Path) -> dict[str, Any]:

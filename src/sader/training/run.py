@@ -15,7 +15,7 @@ import torch
 
 from sader.baselines.baseline import Baseline, BaselineConfig
 from sader.checkpoint import find_checkpoint, load_checkpoint, read_header, save_checkpoint
-from sader.config import parse_override, to_dict
+from sader.config import merge, parse_override, to_dict
 from sader.data.bank import SeriesBank, SeriesMaker
 from sader.data.plan import MakerSettings
 from sader.data.shards import fingerprint, shard_files
@@ -28,7 +28,6 @@ from sader.training.config import (
     TrainConfig,
     differing_keys,
     load_run_config,
-    merged,
     resolve,
     save_run_config,
     with_steps,
@@ -87,7 +86,7 @@ def _config(
     if resume and (run_dir / CONFIG_FILE).is_file():
         config = load_run_config(run_dir / CONFIG_FILE)
         for text in overrides:
-            config = merged(config, parse_override(text))
+            config = merge(config, parse_override(text))
         return config
     if init is not None:
         path = find_checkpoint(init)

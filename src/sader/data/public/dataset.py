@@ -272,18 +272,6 @@ class PublicDataset(Sequence[PublicSeries]):
             kept += [members[k] for k in picks[:per_group]]
         return self.subset(sorted(kept))
 
-    def view(self, image: np.ndarray) -> np.ndarray:
-        """Return (C, H, W) under the dataset's protocol: unchanged, or red, green, blue under `mtc_stretch`."""
-        if self.request.protocol != "mtc_stretch":
-            return image
-        import torch
-
-        from sader.bands import rgb_indices
-        from sader.method.metrics import mtc_stretch
-
-        colours = torch.from_numpy(np.ascontiguousarray(image[list(rgb_indices(self.bands))]))
-        return mtc_stretch(colours[None])[0].numpy()
-
     def records(self, bands: Sequence[str] | None = None) -> Iterator[SeriesRecord]:
         """Yield the series as records for training shards."""
         facts = self.facts

@@ -92,7 +92,7 @@ def open_dataset(
     name_or_path: NAME:FOLDER with a name of `DATASETS`, or a folder, with its name in `dataset` or recognised by its
     layout. split: train, val, test or all, as the dataset has them. sampler: leak_free or published
     (`DATASETS[name].samplers` describes each). protocol: reflectance or mtc_stretch, default that of
-    the dataset's published figures; it sets `PublicDataset.view` and the scores beside plain reflectance.
+    the dataset's published figures; it sets the scores beside plain reflectance.
     """
     name, root = _parse(name_or_path, dataset)
     kind, options = DATASETS[name], options or ReadOptions()

@@ -11,9 +11,11 @@ import json
 import shutil
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 from sader.baselines.baseline import BaselineModelConfig
 from sader.checkpoint import shipped_guide
+from sader.data.plan import MakerSettings
 from sader.errors import ConfigError
 from sader.evaluation.reproduce.plans import HERE, PlanRow, RunSpec
 from sader.evaluation.reproduce.setting import Setting, digest, file_digest, training_set
@@ -32,20 +34,6 @@ LEAST_RATE = 2e-4
 """Smallest peak learning rate in the plan `here`; lower ones were published for days of training."""
 HERE_BATCH = {"ctgan": ("train.crop=256", "train.batch_size=4"), "crtsnet": ("train.batch_size=4",)}
 """CTGAN has the fixed size 256 (the same pixels a step); CR-TS Net costs 7.5 TMAC a series."""
-_PAPER_TASK = tuple(
-    f"data.maker.{text}"
-    for text in (
-        "tasks=[0, 1, 0]",
-        "fewer_dates=0",
-        "extra_clouds=0",
-        "heavy=0",
-        "rescale=0",
-        "jitter=0",
-        "band_dropout=[]",
-        "wanted_clear=0",
-    )
-)
-"""Training as published: the dataset's own series, rotated and mirrored, with nothing added."""
 
 
 def here_recipe(base: str) -> list[str]:
@@ -65,16 +53,16 @@ def here_recipe(base: str) -> list[str]:
 
 def _product_settings(base: str) -> list[str]:
     """Return the changes from a preset's own training settings and batches to the defaults."""
-    from sader.training.config import DataConfig, TrainConfig, recipe
+    from sader.training.config import TrainConfig, recipe
 
-    own, changes = recipe(get_preset(base)), []
-    for part, found, default in (
-        ("train", own.train, TrainConfig()),
-        ("data.maker", own.data.maker, DataConfig().maker),
-    ):
-        before, after = dataclasses.asdict(found), dataclasses.asdict(default)
-        changes += [f"{part}.{key}={json.dumps(value)}" for key, value in after.items() if value != before[key]]
-    return changes
+    own = recipe(get_preset(base))
+    return _changes("train", own.train, TrainConfig()) + _changes("data.maker", own.data.maker, MakerSettings())
+
+
+def _changes(part: str, before: Any, after: Any) -> list[str]:
+    """Return the overrides that lead from one config to another of the same kind."""
+    first, second = dataclasses.asdict(before), dataclasses.asdict(after)
+    return [f"{part}.{key}={json.dumps(value)}" for key, value in second.items() if value != first[key]]
 
 
 def training_shards(setting: Setting) -> tuple[str, ...]:
@@ -101,7 +89,8 @@ def run_overrides(setting: Setting, spec: RunSpec) -> list[str]:
     if setting.dataset == HERE:
         changes += here_recipe(spec.base)
     else:
-        changes += [*_PAPER_TASK, "train.crop=256", "train.dates=3"]
+        # As published: the dataset's own series, rotated and mirrored, with nothing added.
+        changes += [*_changes("data.maker", MakerSettings(), MakerSettings.paper()), "train.crop=256", "train.dates=3"]
     if request.tiny:
         changes += tiny_overrides(spec.base)
         if spec.base == "small":
