@@ -35,7 +35,7 @@ def test_presets_and_lists():
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("rgbm", r"--bands is 'rgbm', no preset and no band name; did you mean rgb"),
+        ("rgbm", r"--bands is 'rgbm', which is no named list and no band name; did you mean rgb"),
         ("", "--bands is empty"),
         ("B02,blue,B04", "names B02 more than once"),
     ],

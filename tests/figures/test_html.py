@@ -265,5 +265,5 @@ def test_a_wrong_report_is_refused_before_the_work(model, dates, tmp_path, capsy
     assert (status, err) == (2, f"OutputError: the report is {tmp_path / 'r.pdf'}; expected a name that ends in .html.")
     status, _, err = remove(model, capsys, tmp_path / "cube.zarr", "-o", tmp_path / "c.zarr", "--report", "r.html")
     assert status == 2
-    assert "--report does not go with a Zarr store" in err
+    assert "--report cannot be used with a Zarr store" in err
     assert not list(tmp_path.iterdir())

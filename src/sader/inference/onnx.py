@@ -105,6 +105,7 @@ class TileGraph(nn.Module):
             )
         if tile.settings.solver != "euler":
             raise ConfigError(f"the exported graph takes Euler steps; the solver is {tile.settings.solver}.")
+        tile.denoiser.sigmas(steps)  # cached before the graph is traced
         self.tile, self.steps, self.estimate, self.scene = tile, steps, estimate, scene
 
     def forward(

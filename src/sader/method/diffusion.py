@@ -14,6 +14,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import NamedTuple, Protocol
 
 import torch
@@ -128,6 +129,12 @@ class MeanReverting:
         return float((1 - c.c_skip).abs() + c.c_out)
 
 
+@lru_cache
+def noise_levels(steps: int, sigma_min: float, sigma_max: float) -> tuple[float, ...]:
+    """Return `karras_sigmas` as numbers. They are cached: `torch.export` cannot read numbers from tensors."""
+    return tuple(karras_sigmas(steps, sigma_min=sigma_min, sigma_max=sigma_max).tolist())
+
+
 class ConditionLike(Protocol):
     """The part of `model.condition.Condition` that the denoiser reads."""
 
@@ -174,7 +181,9 @@ class Denoiser(nn.Module):
         negligible: leave out levels at which a step changes the image by no more than this, in the model's range (see
         `MeanReverting.largest_change`); the first level always stays. dates: number of state frames.
         """
-        levels = karras_sigmas(steps, sigma_min=self.config.sigma_min, sigma_max=self.config.sigma_max).tolist()
+        levels = noise_levels(steps, self.config.sigma_min, self.config.sigma_max)
+        if not negligible:
+            return list(levels)
         first, *middle, last = levels
         return [first, *(s for s in middle if self.process.largest_change(s, dates) > negligible), last]
 
