@@ -6,9 +6,8 @@ import numpy as np
 import pytest
 
 from sader.data.clouds import BANDS13
-from sader.data.synthetic.landscape import Land
+from sader.data.synthetic.landscape import CROPS, MATERIALS, SPECTRA, Land, crop_cover
 from sader.data.synthetic.scene import CLASSES, Place, demo_scene, make_place, make_series
-from sader.data.synthetic.spectra import CROPS, MATERIALS, SPECTRA, crop_cover
 from sader.errors import BandError, ConfigError, ShapeError
 
 RGBN = ("B02", "B03", "B04", "B08")

@@ -21,7 +21,6 @@ from sader.figures.html import (
     HIDDEN_COLOUR,
     Figure,
     Section,
-    check_page,
     comparison,
     data_uri,
     gallery,
@@ -121,21 +120,6 @@ def test_a_page_is_whole_or_not_there(tmp_path, monkeypatch):
     with pytest.raises(OutputError, match="No space left"):
         save_page("new", tmp_path / "b.html")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["a.html"]
-
-
-@pytest.mark.parametrize(
-    ("name", "words"),
-    [
-        ("report.pdf", "expected a name that ends in .html"),
-        ("old.html", "exists. Use --overwrite"),
-        ("nowhere/report.html", "no such folder, or it is read-only"),
-    ],
-)
-def test_what_cannot_be_written_is_refused(tmp_path, name, words):
-    (tmp_path / "old.html").write_text("old")
-    with pytest.raises(OutputError, match=re.escape(words)):
-        check_page(tmp_path / name, overwrite=False)
-    check_page(tmp_path / "old.html", overwrite=True)
 
 
 # ------------------------------------------------------------------------------------------------ of a scene

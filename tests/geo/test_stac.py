@@ -17,8 +17,7 @@ import pytest
 from sader.errors import BandError, ConfigError, DataError
 from sader.geo.grid import Grid, crop_grid, parse_bbox, parse_dates
 from sader.geo.read.products import MosaicSource
-from sader.geo.stac.assets import bands_of, classification_of, locate
-from sader.geo.stac.items import is_stac, load_items
+from sader.geo.stac.items import bands_of, classification_of, is_stac, load_items, locate
 from sader.geo.stac.search import open_items, search
 from sader.geo.stac.write import write_item
 from sader.geo.stack import DateSource

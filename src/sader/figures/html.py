@@ -7,23 +7,17 @@ forbids every address outside the file. `sader.geo.scene.report` collects the co
 from __future__ import annotations
 
 import base64
-import io
-import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
-from sader.errors import OutputError, ShapeError
-from sader.figures.picture import Picture
+from sader.errors import ShapeError
+from sader.figures.picture import Picture, png
 from sader.files import write_atomically
-
-if TYPE_CHECKING:
-    from PIL import Image
 
 HIDDEN_COLOUR = (230, 97, 1, 150)
 """Cloud and shadow over a picture: translucent orange, distinguishable with colour blindness."""
@@ -57,9 +51,7 @@ def data_uri(picture: Picture) -> str:
     """Return a picture (H, W, 3) as the data URI of a PNG."""
     if picture.ndim != 3 or picture.shape[2] != 3 or 0 in picture.shape:
         raise ShapeError(f"the picture has shape {picture.shape}; expected (H, W, 3) with at least one pixel.")
-    from PIL import Image
-
-    return _embedded(Image.fromarray(picture))
+    return _embedded(png(picture))
 
 
 def mask_uri(mask: NDArray[np.bool_]) -> str:
@@ -68,18 +60,16 @@ def mask_uri(mask: NDArray[np.bool_]) -> str:
 
     image = Image.fromarray(np.ascontiguousarray(mask, np.uint8)).convert("P")
     image.putpalette([0, 0, 0, *HIDDEN_COLOUR[:3]])
-    return _embedded(image, transparency=bytes([0, HIDDEN_COLOUR[3]]))
+    return _embedded(png(image, transparency=bytes([0, HIDDEN_COLOUR[3]])))
 
 
-def _embedded(image: Image.Image, **options: object) -> str:
-    buffer = io.BytesIO()
-    image.save(buffer, format="PNG", optimize=True, **options)
-    return "data:image/png;base64," + base64.b64encode(buffer.getvalue()).decode("ascii")
+def _embedded(content: bytes) -> str:
+    return "data:image/png;base64," + base64.b64encode(content).decode("ascii")
 
 
 def gallery(figures: Iterable[Figure]) -> str:
     """Return pictures side by side, as many in a row as the window holds."""
-    return f'<div class="gallery">{"".join(_figure(figure) for figure in figures)}</div>'
+    return row_of(_figure(figure) for figure in figures)
 
 
 def _figure(figure: Figure) -> str:
@@ -184,19 +174,6 @@ def save_page(text: str, path: str | Path) -> Path:
     target = Path(path)
     write_atomically(target, text.encode())
     return target
-
-
-def check_page(path: str | Path, *, overwrite: bool) -> None:
-    """Raise where the page could not be written after the work."""
-    target = Path(path)
-    if target.suffix.lower() not in (".html", ".htm"):
-        raise OutputError(f"the report is {target}; expected a name that ends in .html.")
-    if target.exists() and not overwrite:
-        raise OutputError(f"{target} exists. Use --overwrite to replace it, or choose another name.")
-    if target.is_dir():
-        raise OutputError(f"{target} is a folder; expected the name of a file.")
-    if not target.parent.is_dir() or not os.access(target.parent, os.W_OK):
-        raise OutputError(f"cannot write the report into {target.parent}: no such folder, or it is read-only.")
 
 
 POLICY = "default-src 'none'; img-src data:; style-src 'unsafe-inline'; script-src 'unsafe-inline'"

@@ -117,11 +117,16 @@ def error_picture(
 
 def heat_picture(values: NDArray[np.floating], *, full_scale: float) -> Picture:
     """Return values (H, W) from 0 on as a heat map: black 0, pale yellow `full_scale`, grey where not finite."""
-    position = np.clip(np.nan_to_num(values) / full_scale, 0, 1) * (len(_HEAT) - 1)
-    lower = np.minimum(position.astype(int), len(_HEAT) - 2)
-    share = (position - lower)[..., None]
-    heat = np.rint(_HEAT[lower] * (1 - share) + _HEAT[lower + 1] * share)
+    heat = np.rint(ramp_colours(np.nan_to_num(values) / full_scale, _HEAT))
     return np.where(np.isfinite(values)[..., None], heat, NODATA_GREY).astype(np.uint8)
+
+
+def ramp_colours(share: NDArray[np.floating], ramp: NDArray[np.float32]) -> NDArray[np.floating]:
+    """Return colours (..., 3) along a ramp (n, 3); share 0 is its start, 1 its end."""
+    position = np.clip(np.nan_to_num(share), 0, 1) * (len(ramp) - 1)
+    lower = np.minimum(position.astype(int), len(ramp) - 2)
+    part = (position - lower)[..., None]
+    return ramp[lower] * (1 - part) + ramp[lower + 1] * part
 
 
 def compose(
@@ -220,7 +225,13 @@ def before_after(
 def save_png(image: Image.Image, path: Path | str) -> Path:
     """Write the figure as PNG and return its path."""
     target = Path(path)
-    content = io.BytesIO()
-    image.save(content, format="PNG", optimize=True)
-    write_atomically(target, content.getvalue())
+    write_atomically(target, png(image))
     return target
+
+
+def png(image: Image.Image | NDArray[np.uint8], **options: object) -> bytes:
+    """Return the content of a PNG file; arrays are (H, W, 3 or 4), options those of Pillow's writer."""
+    content = io.BytesIO()
+    image = Image.fromarray(image) if isinstance(image, np.ndarray) else image
+    image.save(content, format="PNG", **({"optimize": True} | options))
+    return content.getvalue()

@@ -7,6 +7,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
+from typing import Any
 
 import numpy as np
 
@@ -58,10 +59,20 @@ class Grid:
     @property
     def bounds(self) -> tuple[float, float, float, float]:
         """(left, bottom, right, top) in units of the CRS."""
-        a, b, c, d, e, f = self.transform
-        xs = [a * col + b * row + c for col in (0, self.width) for row in (0, self.height)]
-        ys = [d * col + e * row + f for col in (0, self.width) for row in (0, self.height)]
+        corners = [self.place(col, row) for col in (0, self.width) for row in (0, self.height)]
+        xs, ys = zip(*corners, strict=True)
         return min(xs), min(ys), max(xs), max(ys)
+
+    @property
+    def in_degrees(self) -> bool:
+        """Whether the units of the CRS are degrees; False without a CRS."""
+        crs = require("rasterio.crs", extra="geo", purpose="comparing reference systems").CRS
+        return bool(self.crs and crs.from_user_input(self.crs).is_geographic)
+
+    def place(self, col: Any, row: Any) -> tuple[Any, Any]:
+        """Return x and y of positions (numbers or arrays) in pixels from the upper left corner."""
+        a, b, c, d, e, f = self.transform
+        return a * col + b * row + c, d * col + e * row + f
 
     def same_as(self, other: Grid) -> bool:
         """Whether both have the same pixels, to within a hundredth of one (files round their transforms)."""
@@ -76,8 +87,9 @@ class Grid:
 
     def window_transform(self, window: Window) -> Affine6:
         """Return the transform of a window of this grid."""
-        a, b, c, d, e, f = self.transform
-        return a, b, a * window.col + b * window.row + c, d, e, d * window.col + e * window.row + f
+        a, b, _, d, e, _ = self.transform
+        x, y = self.place(window.col, window.row)
+        return a, b, x, d, e, y
 
     def part(self, window: Window) -> Grid:
         """Return the grid of a window."""

@@ -40,7 +40,7 @@ class Token(Strict):
     token: Annotated[str, StringConstraints(max_length=500)]
 
 
-class RemoveInputs(Strict):
+class RemoveInputs(Reading):
     """The inputs of the process remove-clouds."""
 
     scene: SceneId | None = Field(None, description="A scene created with POST /scenes.")
@@ -53,9 +53,6 @@ class RemoveInputs(Strict):
     reference: Annotated[str, StringConstraints(min_length=1, max_length=200)] = Field(
         "auto", description="The date to clean: a file's name, YYYY-MM-DD, auto (the clearest) or none (a new image)."
     )
-    bands: Words | None = Field(None, description="Names in file order, or rgb, rgbn, bgrn, 10-band, 12-band, 13-band.")
-    offset: Annotated[str, StringConstraints(pattern=r"^(auto|none|-?\d{1,6})$")] | None = None
-    scale: float | None = Field(None, gt=0, le=1000)
     mask: Literal["auto", "scl", "own", "s2cloudless", "omnicloudmask"] | None = None
     model: Words | None = Field(None, description="One of the shipped weights; default: the server's.")
     steps: Annotated[str, StringConstraints(pattern=r"^([1-9]|[1-4]\d|50)(\+\d)?$")] | None = Field(

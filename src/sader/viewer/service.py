@@ -22,7 +22,7 @@ from sader.viewer.problems import (
     error_named,
 )
 from sader.viewer.scenes import Scene, SceneStore, Upload
-from sader.viewer.schema import Execute, RemoveInputs
+from sader.viewer.schema import Execute, Reading, RemoveInputs
 from sader.viewer.security.folder import DataFolder, is_utf8
 from sader.viewer.security.proxy import Proxy
 from sader.viewer.settings import ServeSettings
@@ -189,7 +189,7 @@ class Service:
                 "the mask omnicloudmask downloads its weights, which this server does not allow. Use own or scl, or "
                 "let the administrator of this server allow the host of the weights (allow-remote)."
             )
-        reading = inputs.model_dump(include={"bands", "offset", "scale"}, exclude_none=True)
+        reading = inputs.model_dump(include=set(Reading.model_fields), exclude_none=True)
         if inputs.scene is not None:
             scene = self.scenes.get(inputs.scene)
             names, reading = self.scenes.inputs(scene), {**scene.reading, **reading}
@@ -256,7 +256,5 @@ class Service:
 
 def _options(inputs: RemoveInputs, outputs: set[str]) -> dict[str, Any]:
     """Return the options of a job, including those of the requested outputs."""
-    options: dict[str, Any] = inputs.model_dump(
-        exclude={"scene", "paths", "bands", "offset", "scale"}, exclude_none=True
-    )
+    options: dict[str, Any] = inputs.model_dump(exclude={"scene", "paths", *Reading.model_fields}, exclude_none=True)
     return {**options, **{name: True for name in ("uncertainty", "provenance", "count") if name in outputs}}

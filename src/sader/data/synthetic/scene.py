@@ -125,35 +125,15 @@ def make_series(
             f"coverage has {len(wanted)} values for {dates} dates; expected one per date, or one for all."
         )
     place = make_place(seed, size=size, bands=bands, dates=dates, days=days, start=start)
-    covered = [
-        _under_clouds(place, date, part, [seed, 3, date], settings or CloudSettings())
-        for date, part in enumerate(wanted)
-    ]
-    return SyntheticSeries(
-        cloudy=np.stack([cloudy for cloudy, _ in covered]),
-        clear=place.surface[reference or 0].copy(),
-        cloud_mask=np.stack([mask for _, mask in covered]),
-        days=place.days,
-        bands=place.bands,
-        reference=reference,
-    )
+    sky = [(part, [seed, 3, date], settings or CloudSettings()) for date, part in enumerate(wanted)]
+    return _series(place, sky, reference)
 
 
 def demo_scene() -> SyntheticSeries:
     """Return the scene of `sader demo`: three summer dates, 384x512 pixels, four bands, the first to be cleaned."""
     bands = ("B02", "B03", "B04", "B08")
     place = make_place(_DEMO_SEED, size=(384, 512), bands=bands, dates=3, days=(0, 10, 25), start=184)
-    covered = [
-        _under_clouds(place, date, part, [key], settings) for date, (part, key, settings) in enumerate(_DEMO_SKY)
-    ]
-    return SyntheticSeries(
-        cloudy=np.stack([cloudy for cloudy, _ in covered]),
-        clear=place.surface[0].copy(),
-        cloud_mask=np.stack([mask for _, mask in covered]),
-        days=place.days,
-        bands=bands,
-        reference=0,
-    )
+    return _series(place, _DEMO_SKY, 0)
 
 
 _DEMO_SEED = 7
@@ -166,10 +146,26 @@ _DEMO_LIGHT = CloudSettings(
     thin_only_probability=0.0,
 )
 _DEMO_SKY = (  # coverage, key of the clouds, kinds; the keys were chosen for a clear picture
-    (0.25, 4, replace(_DEMO_LIGHT, thick_kinds=(1, 0, 0), thin_kinds=(1, 0, 0))),
-    (0.30, 6, replace(_DEMO_LIGHT, thick_kinds=(0, 0, 1), thin_kinds=(0, 1, 0))),
-    (0.28, 2, replace(_DEMO_LIGHT, thick_kinds=(0, 0, 1), thin_kinds=(0, 1, 0))),
+    (0.25, [4], replace(_DEMO_LIGHT, thick_kinds=(1, 0, 0), thin_kinds=(1, 0, 0))),
+    (0.30, [6], replace(_DEMO_LIGHT, thick_kinds=(0, 0, 1), thin_kinds=(0, 1, 0))),
+    (0.28, [2], replace(_DEMO_LIGHT, thick_kinds=(0, 0, 1), thin_kinds=(0, 1, 0))),
 )
+
+
+Sky = tuple[float | None, Sequence[int], CloudSettings]
+"""Coverage, key and settings of the clouds of one date."""
+
+
+def _series(place: Place, skies: Sequence[Sky], reference: int | None) -> SyntheticSeries:
+    covered = [_under_clouds(place, date, *sky) for date, sky in enumerate(skies)]
+    return SyntheticSeries(
+        cloudy=np.stack([cloudy for cloudy, _ in covered]),
+        clear=place.surface[reference or 0].copy(),
+        cloud_mask=np.stack([mask for _, mask in covered]),
+        days=place.days,
+        bands=place.bands,
+        reference=reference,
+    )
 
 
 def _under_clouds(

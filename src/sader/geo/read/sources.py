@@ -17,8 +17,7 @@ from sader.errors import BandError, DataError
 from sader.geo.read.geotiff import RASTERS, date_in, open_geotiff
 from sader.geo.read.raster import GeoTiffSource, opened, reading, shown
 from sader.geo.read.sentinel2 import is_safe
-from sader.geo.stac.assets import locate
-from sader.geo.stac.items import items_in
+from sader.geo.stac.items import items_in, locate
 from sader.geo.stack import DateSource
 from sader.inference.tiling import Notice
 

@@ -20,8 +20,7 @@ from sader.geo.grid import crop_grid, parse_bbox, parse_dates, union_grid
 from sader.geo.offset import decide_stac, parse_baseline
 from sader.geo.read.products import MosaicSource, ProductSource, product_source
 from sader.geo.read.raster import BandFile
-from sader.geo.stac.assets import AssetBand, bands_of, classification_of
-from sader.geo.stac.items import load_items
+from sader.geo.stac.items import AssetBand, bands_of, classification_of, load_items
 from sader.geo.stack import DateSource
 from sader.inference.tiling import Notice
 from sader.inference.values import ValueCoding

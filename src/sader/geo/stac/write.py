@@ -62,7 +62,7 @@ def write_item(
     time, properties = _times(sources, reference, result)
     properties |= {
         **_projection(grid),
-        "gsd": round(min(grid.resolution), 6) if grid.crs and not _in_degrees(grid) else None,
+        "gsd": round(min(grid.resolution), 6) if grid.crs and not grid.in_degrees else None,
         "processing:software": {"sader": __version__},
         "processing:lineage": _lineage(sources, reference),
         **(processing or {}),
@@ -126,11 +126,6 @@ def _relative(file: Path, target: Path) -> str:
         return file.resolve().as_posix()
 
 
-def _in_degrees(grid: Grid) -> bool:
-    crs = require("rasterio.crs", extra="geo", purpose="describing the result").CRS
-    return bool(crs.from_user_input(grid.crs).is_geographic)
-
-
 def _projection(grid: Grid) -> dict[str, Any]:
     if not grid.crs:
         return {}
@@ -148,12 +143,10 @@ def _footprint(grid: Grid) -> tuple[dict[str, Any] | None, list[float] | None]:
     if not grid.crs:
         return None, None
     warp = require("rasterio.warp", extra="geo", purpose="computing the footprint").transform
-    a, b, c, d, e, f = grid.transform
     steps = [at / EDGE_PARTS for at in range(EDGE_PARTS)]
     left_and_bottom = [(0.0, s) for s in steps] + [(s, 1.0) for s in steps]
     ring = left_and_bottom + [(1 - u, 1 - v) for u, v in left_and_bottom]
-    xs = [a * u * grid.width + b * v * grid.height + c for u, v in ring]
-    ys = [d * u * grid.width + e * v * grid.height + f for u, v in ring]
+    xs, ys = zip(*(grid.place(u * grid.width, v * grid.height) for u, v in ring), strict=True)
     lons, lats = (([round(value, 7) for value in values]) for values in warp(grid.crs, "EPSG:4326", xs, ys))
     points = [[lon, lat] for lon, lat in zip(lons, lats, strict=True)]
     box = [min(lons), min(lats), max(lons), max(lats)]

@@ -134,8 +134,7 @@ def _rasters_of(path: Path, folder: DataFolder, allow_remote: Sequence[str]) -> 
 
 def _rasters_of_json(path: Path, folder: DataFolder, allow_remote: Sequence[str]) -> Iterator[str]:
     """Yield the rasters of STAC items. Catalogues are refused, because their links may lead anywhere."""
-    from sader.geo.stac.assets import bands_of, classification_of
-    from sader.geo.stac.items import load_items, read_json
+    from sader.geo.stac.items import bands_of, classification_of, load_items, read_json
 
     size = path.stat().st_size
     if size > MOST_JSON:
@@ -166,7 +165,7 @@ def _rasters_of_json(path: Path, folder: DataFolder, allow_remote: Sequence[str]
 
 def _check_crs(item: Any, name: str) -> None:
     """Refuse an item whose CRS is not a plain code: GDAL opens other names as an address or a file where it can."""
-    from sader.geo.stac.assets import CRS_CODE
+    from sader.geo.stac.items import CRS_CODE
 
     for members in (item.properties, *(asset.extra_fields for asset in item.assets.values())):
         code, number = members.get("proj:code"), members.get("proj:epsg")

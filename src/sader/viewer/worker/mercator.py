@@ -37,7 +37,7 @@ def mercator_fit(grid: Grid) -> dict[str, Any]:
         raise NotFoundError("the scene cannot be placed on a map: its files state no reference system.")
     steps = np.linspace(0, 1, 17)
     columns, rows = (part.ravel() for part in np.meshgrid(steps * grid.width, steps * grid.height))
-    x, y = _to_mercator(grid, columns, rows)
+    x, y = transformed(grid.crs, "EPSG:3857", *grid.place(columns, rows))
     if not (np.isfinite(x).all() and np.isfinite(y).all() and np.abs(y).max() < WORLD):
         raise NotFoundError("the scene lies outside the area of web maps.")
     middle = len(x) // 2
@@ -84,18 +84,13 @@ def _terms(u: Floats, v: Floats, degree: int) -> Floats:
     return np.stack([u**i * v**j for i in range(degree + 1) for j in range(degree + 1 - i)], axis=-1)
 
 
-def _to_mercator(grid: Grid, columns: Floats, rows: Floats) -> tuple[Floats, Floats]:
-    a, b, c, d, e, f = grid.transform
-    return transformed(grid.crs, "EPSG:3857", a * columns + b * rows + c, d * columns + e * rows + f)
-
-
 def _pixels(grid: Grid, centre: tuple[float, float], half: tuple[float, float], u: Floats, v: Floats) -> Floats:
     """Return (n, 2) column and row of points of the rectangle."""
     a, b, c, d, e, f = grid.transform
     x, y = transformed("EPSG:3857", grid.crs, _wrapped(centre[0] + half[0] * u, 2 * WORLD), centre[1] + half[1] * v)
-    if _is_geographic(grid.crs):
+    if grid.in_degrees:
         # Across the antimeridian the longitude nearest to the scene applies.
-        here = a * grid.width / 2 + b * grid.height / 2 + c
+        here, _ = grid.place(grid.width / 2, grid.height / 2)
         x = here + _wrapped(x - here, 360.0)
     x, y, scale = x - c, y - f, a * e - b * d
     return np.stack([(e * x - b * y) / scale, (a * y - d * x) / scale], axis=-1)
@@ -103,10 +98,6 @@ def _pixels(grid: Grid, centre: tuple[float, float], half: tuple[float, float], 
 
 def _wrapped(value: Floats, period: float) -> Floats:
     return value - period * np.round(value / period)
-
-
-def _is_geographic(crs: str) -> bool:
-    return bool(require("rasterio.crs", extra="geo", purpose="maps").CRS.from_user_input(crs).is_geographic)
 
 
 def transformed(source: str, target: str, x: Floats, y: Floats) -> tuple[Floats, Floats]:

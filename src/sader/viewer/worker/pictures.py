@@ -6,7 +6,6 @@ pixels, so that the page fetches only the visible part of a scene of any size.
 
 from __future__ import annotations
 
-import io
 from collections.abc import Sequence
 from typing import Any
 
@@ -14,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sader.errors import BandError
+from sader.figures.picture import heat_picture, ramp_colours
 from sader.geo.grid import Grid
 from sader.geo.stack import DateSource
 from sader.inference.tiling import Window
@@ -119,18 +119,8 @@ def colours(
     return np.concatenate([shown, alpha], axis=-1).astype(np.uint8)
 
 
-def ramp_colours(share: NDArray[np.floating], ramp: NDArray[np.float32]) -> NDArray[np.float32]:
-    """Return colours (..., 3) along a ramp; share 0 is its start, 1 its end."""
-    position = np.clip(np.nan_to_num(share), 0, 1) * (len(ramp) - 1)
-    lower = np.minimum(position.astype(int), len(ramp) - 2)
-    part = (position - lower)[..., None]
-    return np.asarray(ramp[lower] * (1 - part) + ramp[lower + 1] * part, np.float32)
-
-
 def spread_colours(spread: NDArray[np.floating]) -> NDArray[np.uint8]:
     """Return RGBA of a standard deviation (h, w): transparent where it is small."""
-    from sader.figures.picture import heat_picture
-
     picture = heat_picture(spread, full_scale=SPREAD_SCALE)
     alpha = np.where(np.isfinite(spread), np.clip(np.nan_to_num(spread) / SPREAD_SCALE * 4, 0, 1) * 235, 0)
     return np.concatenate([picture, np.rint(alpha)[..., None].astype(np.uint8)], axis=-1)
@@ -141,15 +131,6 @@ def provenance_colours(codes: NDArray[np.generic]) -> NDArray[np.uint8]:
     shown = np.zeros((*codes.shape, 4), np.uint8)
     shown[codes == 2] = (232, 62, 160, 150)
     return shown
-
-
-def png(picture: NDArray[np.uint8]) -> bytes:
-    """Return a picture (h, w, 3 or 4) as PNG."""
-    from PIL import Image
-
-    buffer = io.BytesIO()
-    Image.fromarray(picture).save(buffer, format="PNG", compress_level=3)
-    return buffer.getvalue()
 
 
 def read_numbers(path: str, window: Window, grid: Grid, *, categories: bool) -> NDArray[Any]:

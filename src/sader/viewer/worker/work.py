@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from sader.errors import require
+from sader.figures.picture import png
 from sader.geo.grid import Grid
 from sader.geo.stack import DateSource
 from sader.inference.tiling import Window
@@ -102,7 +102,7 @@ class SceneWork:
                 "transform": list(grid.transform),
                 "width": grid.width,
                 "height": grid.height,
-                "degrees": _in_degrees(grid),
+                "degrees": grid.in_degrees,
             },
             "notices": [for_clients(text) for text in scene.notices],
         }
@@ -147,11 +147,12 @@ class SceneWork:
                 if layer == "provenance"
                 else pictures.spread_colours(np.asarray(numbers, np.float32).mean(axis=0))
             )
-            return None, pictures.png(drawn)
-        bands = pictures.combination(scene.bands, combination)
-        source = self._result(job, scene) if layer == "result" else self._date(scene, layer)
-        values, valid = source.read(window, bands=bands, grid=grid)
-        return None, pictures.png(pictures.colours(values, valid, combination, self._limits(scene, combination)))
+        else:
+            bands = pictures.combination(scene.bands, combination)
+            source = self._result(job, scene) if layer == "result" else self._date(scene, layer)
+            values, valid = source.read(window, bands=bands, grid=grid)
+            drawn = pictures.colours(values, valid, combination, self._limits(scene, combination))
+        return None, png(drawn, optimize=False, compress_level=3)
 
     def mercator(self, *, inputs: list[str], reading: dict[str, Any]) -> dict[str, Any]:
         """Return the transform from Web Mercator to the pixels of the scene."""
@@ -347,18 +348,11 @@ def _pixel(source: DateSource, window: Window, bands: tuple[str, ...], grid: Gri
     return [round(float(value), 4) for value in values[:, 0, 0]] if valid[0, 0] else None
 
 
-def _in_degrees(grid: Grid) -> bool:
-    if not grid.crs:
-        return False
-    return bool(require("rasterio.crs", extra="geo", purpose="maps").CRS.from_user_input(grid.crs).is_geographic)
-
-
 def _place(grid: Grid, column: int, row: int) -> dict[str, Any] | None:
     """Return the coordinates of a pixel's centre in the CRS and in degrees; None for an image without a CRS."""
     if not grid.crs:
         return None
-    a, b, c, d, e, f = grid.transform
-    x, y = a * (column + 0.5) + b * (row + 0.5) + c, d * (column + 0.5) + e * (row + 0.5) + f
+    x, y = grid.place(column + 0.5, row + 0.5)
     longitude, latitude = transformed(grid.crs, "EPSG:4326", np.array([x]), np.array([y]))
     if not np.isfinite([x, y, longitude[0], latitude[0]]).all():
         return None  # outside the CRS; JSON has no infinity
