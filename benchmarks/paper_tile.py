@@ -129,8 +129,8 @@ def measure(args: argparse.Namespace, device: torch.device) -> list[Row]:
     """Return the rows of all ways and batch sizes, printed as they are known."""
     model, config = paper_model(args.weights, tiny=args.tiny)
     model = model.to(device)
-    guide = make_guide(config.sampling.guide, bands=len(config.network.bands))
-    settings = TileSettings(resample_threshold=config.sampling.resample_threshold, guide=lambda: guide)
+    guide = make_guide("lowpass", bands=len(config.network.bands))
+    settings = TileSettings(resampling=config.sampling.resampler("default"), guide=lambda: guide)
     plain = SaderTile(model, settings).eval()
     half = Acceleration(torch.float16 if device.type == "cuda" else torch.float32, capture=True)
     short = replace(half, negligible=NEGLIGIBLE)

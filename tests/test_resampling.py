@@ -1,18 +1,26 @@
-"""Resampling: who may be replaced, who decides, and that nothing moves when the candidates agree."""
+"""Resampling: which pixels may be replaced, how the guide decides, and the variants by name."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
+from typer.testing import CliRunner
 
+from sader.checkpoint import Checkpoint
+from sader.cli.main import app
 from sader.errors import ConfigError, ShapeError
+from sader.evaluation.reproduce.tiny import tiny_overrides
+from sader.inference.remover import CloudRemover, RemoverOptions
+from sader.inference.tiling import Window
 from sader.method.guides import LowPassGuide, MeanGuide
 from sader.method.resampling import (
     Resampler,
     ResamplerConfig,
+    cloud_cover,
     guide_view,
     guided_correction,
     mean_over_frames,
@@ -20,11 +28,15 @@ from sader.method.resampling import (
     top_fraction,
 )
 from sader.method.sampling import generator_noise, karras_sigmas, sample
+from sader.model.blocks import to_model_range
+from sader.models import build_model
+from sader.presets import get_preset
+from sader.training.config import resolve
 
 SETTINGS = [
     ResamplerConfig(),
-    ResamplerConfig.paper(),
-    ResamplerConfig.public_code("sen12mscrts_ea"),
+    ResamplerConfig.named("paper"),
+    ResamplerConfig.named("public_code", threshold=0.5),
     ResamplerConfig(criterion="top-fraction", fusion="band", fraction=0.25, guide_input="denoised"),
 ]
 
@@ -142,14 +154,14 @@ def test_top_fraction_breaks_ties_in_reading_order_and_takes_one_share_per_sampl
 def test_cloud_cover_is_the_papers_fraction() -> None:
     mean = random(2, 3, 3, 16, 16, seed=2)
     guide = Constant(torch.zeros(()))
-    correct(ResamplerConfig.paper(), guide, mean, cloud_cover=torch.tensor([0.5, 0.125]))
+    correct(ResamplerConfig.named("paper"), guide, mean, cloud_cover=torch.tensor([0.5, 0.125]))
     assert guide.asked[0][1].sum(dim=(1, 2, 3)).tolist() == [128, 32]
-    assert Resampler(ResamplerConfig.paper()).fraction == 0.3
-    assert Resampler(replace(ResamplerConfig.paper(), fraction=0.4), cloud_cover=0.9).fraction == 0.4
+    assert Resampler(ResamplerConfig.named("paper")).fraction == 0.3
+    assert Resampler(replace(ResamplerConfig.named("paper"), fraction=0.4), cloud_cover=0.9).fraction == 0.4
 
 
 def test_public_code_settings_equal_a_literal_transcription() -> None:
-    """METHOD 4, steps 3 and 4, written with T copies of everything as the public code has them."""
+    """One resampling with T copies of everything, as the public code has them (docs/method.md#resampling)."""
     batch, dates, bands, height, width, sigma, alpha, tau = 1, 3, 3, 20, 18, 0.9, 1.0, 0.2
     mean = random(batch, dates, bands, height, width, seed=11)
     noise = generator_noise((dates, bands, height, width), [9])
@@ -172,13 +184,138 @@ def test_public_code_settings_equal_a_literal_transcription() -> None:
     take = (delta > tau) & ((second - guide).abs() < (copies - guide).abs())
     fused = torch.where(take, second, copies)[:, 0]
 
-    config = ResamplerConfig.public_code("sen2_mtc_new")
+    config = ResamplerConfig.named("public_code")
     result = Resampler(config, Blend())(shaky, first, mean=mean, sigma=sigma, alpha=alpha, step=1, noise=noise)
     assert result is not None
     assert take.any()
     assert missing.any()
     assert torch.allclose(result[0], fused, atol=1e-6)
     assert torch.allclose(result[1], x, atol=1e-6)
+
+
+def algorithm_1(denoise, mean: Tensor, noise, sigmas, *, resamplings: int, alpha: float, share: float, guide) -> Tensor:
+    """The paper's Algorithm 1, line by line, for one series: `share` is T_h; every x_t is kept for each date."""
+    x = sigmas[0] * (alpha * mean + noise(0))  # line 1
+    average = mean.mean(dim=1)
+    for i in range(len(sigmas) - 1):
+        sigma = float(sigmas[i])
+        level = torch.full((len(mean),), sigma)
+        fused = denoise(x, level)  # line 3
+        previous = fused
+        for j in range(1, resamplings + 1):
+            shifted = fused[:, None] + alpha * sigma * mean  # line 6
+            x = shifted + sigma * noise(1 + 64 * i + j)
+            candidate = denoise(x, level)  # line 7
+            deviation = (previous - average).abs().sum(dim=1)
+            count = round(share * deviation[0].numel())
+            top = torch.zeros(deviation[0].numel(), dtype=torch.bool)
+            top[deviation[0].flatten().argsort(descending=True, stable=True)[:count]] = True  # line 8
+            top = top.view(1, 1, *deviation.shape[1:])
+            image = guide(shifted.mean(dim=1).clamp(-1, 1), top, mean=average).clamp(-1, 1)
+            nearer = (candidate - image).abs().sum(1, True) < (previous - image).abs().sum(1, True)  # line 9
+            fused = torch.where(top & nearer, candidate, previous)  # line 11
+            previous = candidate
+        slope = (x - fused[:, None]) / sigma  # lines 13, 14
+        x = x + (float(sigmas[i + 1]) - sigma) * slope
+    return x.mean(dim=1)  # line 16
+
+
+@pytest.mark.parametrize("resamplings", [1, 2, 3])
+def test_the_paper_variant_is_algorithm_1_line_by_line(resamplings: int) -> None:
+    mean = random(1, 3, 3, 18, 15, seed=21)
+    noise = generator_noise((3, 3, 18, 15), [4])
+    sigmas = karras_sigmas(4, sigma_min=0.001, sigma_max=40)
+    share = 0.35
+    literal = algorithm_1(shaky, mean, noise, sigmas, resamplings=resamplings, alpha=1.0, share=share, guide=Blend())
+    config = replace(ResamplerConfig.named("paper"), steps=resamplings)
+    resampler = Resampler(config, Blend(), cloud_cover=share)
+    found = sample(shaky, mean, noise, sigmas, alpha=1.0, correction=resampler)
+    assert torch.allclose(found, literal, atol=1e-5)
+    for name in ("default", "public_code"):
+        other = Resampler(replace(ResamplerConfig.named(name), steps=resamplings), Blend(), cloud_cover=share)
+        assert not torch.allclose(sample(shaky, mean, noise, sigmas, alpha=1.0, correction=other), literal, atol=1e-3)
+
+
+@pytest.fixture(scope="module")
+def paper_remover() -> CloudRemover:
+    """The preset sen2_mtc_new at a tiny size, with random weights in all layers."""
+    config = resolve("sen2_mtc_new", tiny_overrides("sen2_mtc_new")).model
+    torch.manual_seed(3)
+    model = build_model(config)
+    for parameter in model.parameters():
+        torch.nn.init.normal_(parameter, std=0.1)
+    return CloudRemover(Checkpoint(model, config, {}), device="cpu", options=RemoverOptions(guide="lowpass"))
+
+
+@pytest.mark.parametrize("masks", [True, False])
+def test_a_remover_of_a_paper_preset_runs_algorithm_1(paper_remover: CloudRemover, masks: bool) -> None:
+    cloudy = 0.5 + random(3, 3, 32, 32, seed=30, scale=0.15)
+    aux = 0.5 + random(3, 1, 32, 32, seed=31, scale=0.15)
+    cloud = random(3, 32, 32, seed=32) > 0.3
+    share = float(cloud.float().mean()) if masks else 0.3
+    given = {"aux": aux.numpy(), "steps": "4+2", "seed": 7, "cloud_mask": cloud.numpy() if masks else None}
+    found = paper_remover.predict(cloudy.numpy(), **given)
+
+    denoiser = paper_remover.denoiser
+    with torch.inference_mode():
+        condition = denoiser.network.condition(to_model_range(cloudy)[None], aux=to_model_range(aux)[None])
+        source = paper_remover.noise_field(7, 4).of([Window(0, 0, 32, 32)], torch.device("cpu"))
+        literal = algorithm_1(
+            lambda x, sigma: denoiser(x, sigma, condition),
+            condition.mean,
+            lambda draw: source(draw, 9).view(condition.mean.shape),
+            karras_sigmas(4, sigma_min=0.001, sigma_max=40),
+            resamplings=2,
+            alpha=1.0,
+            share=share,
+            guide=LowPassGuide(),
+        )
+    expected = ((literal[0] + 1) / 2).clamp(min=0).numpy()
+    assert np.abs(found.clear - expected).max() < 1e-4
+    for name in ("default", "public_code"):
+        other = paper_remover.with_options(resampling=name).predict(cloudy.numpy(), **given)
+        assert np.abs(other.clear - expected).max() > 1e-3
+
+
+def test_resampling_is_chosen_by_name_everywhere(monkeypatch) -> None:
+    asked = {}
+
+    def remember(request, **_):
+        asked["options"] = request.options
+        raise ConfigError("enough")
+
+    monkeypatch.setattr("sader.geo.remove.run_remove", remember)
+    command = ["remove", "a.tif", "--resampling", "paper", "--guide", "mae", "--guide-weights", "guide.safetensors"]
+    assert CliRunner().invoke(app, command).exit_code != 0
+    changes = asked["options"].remover_changes(overlap=64, batch_size=1, on_gpu=False)
+    assert {"resampling": "paper", "guide": "mae", "guide_weights": "guide.safetensors"}.items() <= changes.items()
+    for command in ("evaluate", "compare"):
+        result = CliRunner().invoke(app, [command, "sader-s2-rgbn", "--data", ".", "--resampling", "papers"])
+        assert "did you mean paper" in str(result.exception) + result.output
+    with pytest.raises(ConfigError, match="did you mean lowpass"):
+        RemoverOptions(guide="lowpas")
+    for name in ("sen2_mtc_new", "sen12mscrts_ea"):
+        assert get_preset(name).sampling.resampler() == ResamplerConfig.named("paper", threshold=0.2)
+
+
+def test_without_a_guide_the_new_candidate_is_always_taken() -> None:
+    mean = random(1, 3, 3, 12, 12, seed=6)
+    for config in SETTINGS:
+        before, fused, state = correct(config, None, mean)
+        assert torch.equal(fused, shaky(state, torch.full((1,), 2.0)))
+        assert (fused != before).all()
+
+
+def test_cloud_cover_is_the_mean_of_known_masks() -> None:
+    cloud = torch.zeros(3, 2, 4, 4)
+    cloud[0, 0, :2] = 1.0
+    cloud[1, 1] = torch.nan  # one date unknown
+    cloud[1, 0, :1] = 1.0
+    cloud[2] = torch.nan
+    valid = torch.ones(3, 2, 4, 4, dtype=torch.bool)
+    assert cloud_cover(cloud, valid).tolist() == pytest.approx([0.25, 0.25, 0.3])
+    valid[0, 1] = False
+    assert cloud_cover(cloud, valid)[0] == 0.5
 
 
 @pytest.mark.parametrize("config", SETTINGS)
@@ -232,7 +369,7 @@ def test_guide_view_is_in_range_where_the_public_code_saturates() -> None:
     assert torch.equal(guide_view(land, mu, noise_mean=4.86, kind="reference-code"), torch.full_like(land, -1.0))
 
 
-@pytest.mark.parametrize(("config", "calls"), [(ResamplerConfig(), 7), (ResamplerConfig.paper(), 8)])
+@pytest.mark.parametrize(("config", "calls"), [(ResamplerConfig(), 7), (ResamplerConfig.named("paper"), 8)])
 def test_the_sampler_takes_it(config: ResamplerConfig, calls: int) -> None:
     mean = random(2, 3, 3, 16, 12, seed=8)
     sigmas = karras_sigmas(4, sigma_min=0.001, sigma_max=40)
@@ -245,7 +382,7 @@ def test_the_sampler_takes_it(config: ResamplerConfig, calls: int) -> None:
 
     resampler = Resampler(config, LowPassGuide())
     both = sample(counted, mean, generator_noise((3, 3, 16, 12), [1, 2]), sigmas, alpha=1.0, correction=resampler)
-    assert count == calls == resampler.evaluations(4)
+    assert count == calls == 4 + config.evaluations(4)
     alone = sample(shaky, mean[1:], generator_noise((3, 3, 16, 12), [2]), sigmas, alpha=1.0, correction=resampler)
     assert torch.equal(both[1:], alone)
     plain = sample(shaky, mean, generator_noise((3, 3, 16, 12), [1, 2]), sigmas, alpha=1.0)
@@ -290,10 +427,11 @@ def test_a_better_informed_guide_gives_a_better_image() -> None:
         ({"threshold": 1.5}, "expected 0 to 1"),
         ({"fraction": -0.1}, "expected 0 to 1, or None"),
         ({"floor": -1.0}, "expected 0 or more"),
+        ({"previous": "candidates"}, "did you mean candidate"),
     ],
 )
 def test_bad_settings_say_what_is_wanted(kwargs, text: str) -> None:
     with pytest.raises(ConfigError, match=text):
         ResamplerConfig(**kwargs)
-    with pytest.raises(ConfigError, match="did you mean sen2_mtc_new"):
-        ResamplerConfig.public_code("sen2_mtc")
+    with pytest.raises(ConfigError, match="did you mean public_code"):
+        ResamplerConfig.named("public-code")

@@ -28,6 +28,7 @@ from sader.figures.picture import (
     true_colour,
 )
 from sader.method.diffusion import MeanReverting
+from sader.method.guides import LowPassGuide
 from sader.method.losses import CloudAwareLoss, CloudAwareLossConfig, cloud_thickness
 from sader.method.resampling import Resampler, ResamplerConfig, fuse, outlier_mask
 from sader.model.blocks import to_model_range, to_reflectance
@@ -151,7 +152,7 @@ def resampling() -> None:
             condition,
             lambda draw: torch.randn(condition.mean.shape, generator=generator),
             steps=4,
-            correction=Resampler(ResamplerConfig(), present=condition.present, fuse=watched),
+            correction=Resampler(ResamplerConfig(), LowPassGuide(), present=condition.present, fuse=watched),
         )
     show = colours(series)
     above = [Panel(mask_picture(mask.numpy()), f"outliers at sigma {level:.3f}") for level, mask, _ in found]

@@ -14,6 +14,7 @@ from sader.bands import BANDS_13, BANDS_RGBN
 from sader.config import merge
 from sader.errors import ConfigError, did_you_mean
 from sader.method.diffusion import DiffusionConfig
+from sader.method.resampling import ResamplerConfig, Resampling
 from sader.model.mtcdn import MTCDNConfig
 
 
@@ -25,10 +26,16 @@ class SamplingConfig:
     """"euler" (paper) or "heun"."""
     resample_steps: int = 0
     """Resamplings per step: 1 is the paper's "+1", 0 none."""
+    resampling: Resampling = "default"
+    """Variant of the resampling: "paper" (Algorithm 1 as printed), "public_code" or "default" (`method.resampling`)."""
     resample_threshold: float = 0.2
     """Normalised disagreement above which a pixel is an outlier: 0.2 Sen2_MTC_New, 0.5 SEN12MS-CR-TS."""
     guide: str = "lowpass"
     """Guide of the resampling: mae, conv, mean, lowpass or none."""
+
+    def resampler(self, name: str | None = None) -> ResamplerConfig:
+        """Return the settings of the resampling; name: another variant than that of the checkpoint."""
+        return ResamplerConfig.named(name or self.resampling, threshold=self.resample_threshold)
 
 
 @dataclass(frozen=True)
@@ -57,17 +64,17 @@ class ModelConfig:
 
 
 def sen2_mtc_new() -> ModelConfig:
-    """The paper's network for Sen2_MTC_New: RGB with NIR as auxiliary band, 4 + 1 steps."""
+    """The paper's network for Sen2_MTC_New: RGB with NIR as auxiliary band, 4 + 1 steps of Algorithm 1."""
     return ModelConfig(
         name="sen2_mtc_new",
         network=MTCDNConfig(),
         diffusion=DiffusionConfig(),
-        sampling=SamplingConfig(resample_steps=1, resample_threshold=0.2),
+        sampling=SamplingConfig(resample_steps=1, resampling="paper", resample_threshold=0.2, guide="mae"),
     )
 
 
 def sen12mscrts_ea() -> ModelConfig:
-    """The paper's network for SEN12MS-CR-TS East Asia: 13 bands, four levels, 5 + 1 steps."""
+    """The paper's network for SEN12MS-CR-TS East Asia: 13 bands, four levels, 5 + 1 steps of Algorithm 1."""
     return ModelConfig(
         name="sen12mscrts_ea",
         network=MTCDNConfig(
@@ -79,7 +86,7 @@ def sen12mscrts_ea() -> ModelConfig:
             dropout=0.1,
         ),
         diffusion=DiffusionConfig(alpha=3.0, sigma_max=100.0, steps=5),
-        sampling=SamplingConfig(resample_steps=1, resample_threshold=0.5),
+        sampling=SamplingConfig(resample_steps=1, resampling="paper", resample_threshold=0.5, guide="mae"),
     )
 
 

@@ -60,6 +60,16 @@ Samples = Annotated[
 Guide = Annotated[
     str | None, typer.Option(help="Guide of the resampling: none, mean, conv or mae.", rich_help_panel=METHODS)
 ]
+GuideWeights = Annotated[
+    str | None, typer.Option(help="Weights of the guide (sader pretrain-guide).", rich_help_panel=METHODS)
+]
+Resampling = Annotated[
+    str | None,
+    typer.Option(
+        help="Variant of the resampling: paper (Algorithm 1), public_code or default; default: each model's own.",
+        rich_help_panel=METHODS,
+    ),
+]
 Classical = Annotated[
     bool, typer.Option("--classical/--no-classical", help="Score the classical methods too.", rich_help_panel=METHODS)
 ]
@@ -103,6 +113,8 @@ def evaluate(
     steps: Steps = None,
     samples: Samples = 1,
     guide: Guide = None,
+    guide_weights: GuideWeights = None,
+    resampling: Resampling = None,
     classical: Classical = True,
     rules: Rules = False,
     lpips: Lpips = None,
@@ -121,7 +133,8 @@ def evaluate(
     )  # fmt: skip
     request = EvaluationRequest(
         models=tuple(models), data=source, tasks=(task,), mask=mask, steps=steps, samples=samples, guide=guide,
-        classical=classical, rules=rules, lpips=lpips, pictures=pictures, out=out,
+        guide_weights=guide_weights, resampling=resampling, classical=classical, rules=rules, lpips=lpips,
+        pictures=pictures, out=out,
     )  # fmt: skip
     (found,) = run_evaluation(request, _show_progress)
     if as_json:
@@ -160,6 +173,8 @@ def compare(
     steps: Steps = None,
     samples: Samples = 1,
     guide: Guide = None,
+    guide_weights: GuideWeights = None,
+    resampling: Resampling = None,
     classical: Classical = True,
     rules: Rules = False,
     lpips: Lpips = None,
@@ -186,8 +201,9 @@ def compare(
     )  # fmt: skip
     request = EvaluationRequest(
         models=tuple(models), data=source, tasks=tuple(task or ("clean", "paper")), mask=mask, steps=steps,
-        samples=samples, guide=guide, classical=classical, rules=rules, lpips=lpips, compare=True, against=against,
-        metric=metric, examples=examples, pictures=pictures, out=out,
+        samples=samples, guide=guide, guide_weights=guide_weights, resampling=resampling, classical=classical,
+        rules=rules, lpips=lpips, compare=True, against=against, metric=metric, examples=examples, pictures=pictures,
+        out=out,
     )  # fmt: skip
     found = run_evaluation(request, _show_progress)
     if as_json:

@@ -84,6 +84,13 @@ def remove(
         ),
     ] = None,
     steps: Annotated[str | None, _option("Sampling steps: 4, or 4+1; default: those of the model.", WORKING)] = None,
+    resampling: Annotated[
+        str | None, _option("Variant of the resampling: paper (Algorithm 1), public_code or default.", WORKING)
+    ] = None,
+    guide: Annotated[str | None, _option("Guide of the resampling: mae, conv, mean, lowpass or none.", WORKING)] = None,
+    guide_weights: Annotated[
+        str | None, _option("Weights of the guide mae or conv (sader pretrain-guide).", WORKING)
+    ] = None,
     samples: Annotated[
         int | None,
         _option("Results averaged; default 1, or 4 for --uncertainty of a model that states no error.", WORKING, min=1),
@@ -123,6 +130,9 @@ def remove(
         options = SceneOptions(
             reference=reference,
             steps=steps,
+            resampling=resampling,
+            guide=guide,
+            guide_weights=guide_weights,
             seed=seed,
             samples=samples,
             tile=tile,

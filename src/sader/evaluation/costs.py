@@ -14,7 +14,7 @@ import os
 import threading
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -26,8 +26,8 @@ from torch.utils.flop_counter import FlopCounterMode
 from sader.baselines.baseline import Baseline, BaselineInputs, BaselineModelConfig
 from sader.checkpoint import shipped_guide
 from sader.inference.inputs import parse_steps
+from sader.inference.options import RemoverOptions
 from sader.method.guides import LearnedGuide, make_guide
-from sader.model.masked_autoencoder import MaskedAutoencoder, MaskedAutoencoderConfig
 from sader.model.mtcdn import MTCDN, Condition
 from sader.models import AnyModelConfig, build_baseline
 from sader.presets import ModelConfig
@@ -40,8 +40,6 @@ KINDS: Mapping[str, str] = {
     "baddbmm": "matmul",
 }
 """Operator -> kind; every fused attention operator is "attention", all others keep their own name."""
-PAPER_GUIDE = "mae-paper"
-"""The paper's masked autoencoder (9.3 M parameters); the guide "mae" is the small one."""
 
 
 @dataclass(frozen=True)
@@ -117,15 +115,14 @@ def model_cost(
     config: AnyModelConfig,
     *,
     steps: int | str | None = None,
-    guide: str | None = None,
-    guide_weights: str | None = None,
+    options: RemoverOptions | None = None,
     dates: int = 3,
     size: int = 256,
 ) -> Cost:
     """Return the cost of one image (dates, C, size, size).
 
-    steps: sampling such as "4+1"; None = the model's own. guide, guide_weights: as in `RemoverOptions`; the guide that
-    the remover would use is the one that is counted. `PAPER_GUIDE` is the paper's.
+    steps: sampling such as "4+1"; None = the model's own. options: those of the remover; the resampling and the guide
+    that it would use are counted.
     """
     network = network_on_meta(config)
     if isinstance(config, BaselineModelConfig):
@@ -140,11 +137,14 @@ def model_cost(
     assert isinstance(network, MTCDN)
     once, each = _denoiser_macs(config, network, dates=dates, size=size)
     count, resamplings = parse_steps(steps, config)
-    guide_calls = resamplings * (count - 1)  # the first step is not resampled
+    options = options or RemoverOptions()
+    resampler = config.sampling.resampler(options.resampling)
+    guide_calls = replace(resampler, steps=resamplings).evaluations(count) if resamplings else 0
     evaluations = (2 * count - 1 if config.sampling.solver == "heun" else count) + guide_calls
     guided = None
     if guide_calls:
-        guided = _guide_macs(guide or config.sampling.guide, config.network.bands, size, weights=guide_weights)
+        name = options.guide or config.sampling.guide
+        guided = _guide_macs(name, config.network.bands, size, weights=options.guide_weights)
     return Cost(
         parameters=count_parameters(network),
         gmacs_forward=(once + each) / 1e9,
@@ -173,10 +173,6 @@ def _denoiser_macs(config: ModelConfig, network: MTCDN, *, dates: int, size: int
 def _guide_macs(name: str, bands: Sequence[str], size: int, *, weights: str | None) -> int:
     """Return the multiply-accumulates of one call of a guide, read from its weights where it has some."""
     count, missing = len(bands), on_meta(1, 1, size, size, dtype=torch.bool)
-    if name == PAPER_GUIDE:
-        with torch.device("meta"):
-            network = MaskedAutoencoder(MaskedAutoencoderConfig.paper(count)).eval()
-        return count_macs(network, on_meta(1, count, size, size), missing)["total"]
     with warnings.catch_warnings(), torch.random.fork_rng(devices=[]):
         warnings.simplefilter("ignore")  # an untrained guide warns; only its size matters here
         guide = make_guide(name, bands=count, weights=weights or shipped_guide(name, bands))

@@ -27,6 +27,7 @@ from sader.evaluation.report import Report, write_panels, write_report
 from sader.evaluation.results import Results
 from sader.evaluation.scoring import DEFAULT_METRICS, Method, Progress, score_items
 from sader.evaluation.statistics import compare_rows, summarise
+from sader.inference.options import RemoverOptions
 
 WEIGHTS = "model.safetensors"
 _STEPS = re.compile(r"@(\d+(?:\+\d+)?)$")
@@ -49,6 +50,10 @@ class EvaluationRequest:
     """Results averaged; from 2 on the spread is scored too."""
     guide: str | None = None
     """Guide of the models' resampling (none, mean, conv, mae); None = each one's own."""
+    guide_weights: str | None = None
+    """Weights of a learned guide."""
+    resampling: str | None = None
+    """Variant of the models' resampling (default, paper, public_code); None = each one's own."""
     classical: bool = True
     """Also score the standard classical methods and the flat-colour control."""
     rules: bool = False
@@ -191,9 +196,7 @@ def cost_of(method: Method) -> Cost:
     if not isinstance(method, RemoverMethod):
         return Cost()
     options = method.remover.options
-    return model_cost(
-        method.remover.config, steps=method.steps, guide=options.guide, guide_weights=options.guide_weights
-    )
+    return model_cost(method.remover.config, steps=method.steps, options=options)
 
 
 def with_lpips(wanted: bool | None) -> bool:
@@ -208,13 +211,14 @@ def named_methods(request: EvaluationRequest) -> dict[str, Method]:
     """Return label -> method of the requested models; masks other than the true ones are part of the label."""
     methods: dict[str, Method] = {}
     suffix = "" if request.mask == "true" else f" ({request.mask} masks)"
+    options = RemoverOptions(resampling=request.resampling, guide=request.guide, guide_weights=request.guide_weights)
     for text in request.models:
         label, target, steps = parse_model(text)
         label += suffix
         if label in methods:
             raise ConfigError(f"two models are called {label}; expected different names. Use NAME={target}.")
         methods[label] = make_method(
-            target, mask=request.mask, steps=steps or request.steps, samples=request.samples, guide=request.guide
+            target, mask=request.mask, steps=steps or request.steps, samples=request.samples, options=options
         )
     return methods
 
@@ -300,7 +304,7 @@ def _open_tasks(request: EvaluationRequest, data: OpenData, models: Mapping[str,
 
 def _facts(request: EvaluationRequest, data: OpenData, task: str, items: Sequence[Item]) -> dict[str, Any]:
     facts: dict[str, Any] = {"task": task, "mask": request.mask, "steps": request.steps, "samples": request.samples}
-    facts |= {"guide": request.guide, **data.facts}
+    facts |= {"resampling": request.resampling, "guide": request.guide, **data.facts}
     if data.dataset is not None:
         facts["masks"] = "the dataset's" if items[0].label_known else "estimated by rules from the inputs"
     return facts

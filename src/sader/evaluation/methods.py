@@ -145,12 +145,17 @@ def controls() -> dict[str, Method]:
 
 
 def make_method(
-    name: str, *, mask: str = "true", steps: int | str | None = None, samples: int = 1, guide: str | None = None
+    name: str,
+    *,
+    mask: str = "true",
+    steps: int | str | None = None,
+    samples: int = 1,
+    options: RemoverOptions | None = None,
 ) -> Method:
     """Return the method called `name`: a classical one, shipped weights or a checkpoint file."""
     if name in CLASSICAL:
         return ClassicalMethod(name, mask)
     if name == CONTROL:
         return flat_colour_of_truth
-    remover = CloudRemover.from_pretrained(name, options=RemoverOptions(guide=guide))
+    remover = CloudRemover.from_pretrained(name, options=options)
     return RemoverMethod(remover, mask=mask, steps=steps, samples=samples)

@@ -9,6 +9,8 @@ import torch
 from numpy.typing import NDArray
 
 from sader.errors import ConfigError, did_you_mean
+from sader.method.guides import GUIDES
+from sader.method.resampling import RESAMPLINGS
 from sader.method.sampling import Solver
 
 BACKENDS = ("torch", "accelerated", "onnx")
@@ -30,6 +32,8 @@ class RemoverOptions:
     differently for different batch sizes."""
     solver: Solver | None = None
     """"euler" or "heun"; None = the checkpoint's own."""
+    resampling: str | None = None
+    """"paper" (Algorithm 1), "public_code" or "default" (`method.resampling`); None = the checkpoint's own."""
     guide: str | None = None
     """Guide of the resampling; None = the checkpoint's own."""
     guide_weights: str | None = None
@@ -50,6 +54,9 @@ class RemoverOptions:
             raise ConfigError(f"batch_size is {self.batch_size}; expected at least 1 tile per evaluation.")
         if self.backend not in BACKENDS:
             raise ConfigError(f"unknown backend {self.backend!r}{did_you_mean(self.backend, BACKENDS)}")
+        for what, name, known in (("resampling", self.resampling, RESAMPLINGS), ("guide", self.guide, GUIDES)):
+            if name is not None and name not in known:
+                raise ConfigError(f"unknown {what} {name!r}{did_you_mean(name, known)}")
         if not 0 < self.cloud_threshold < 1:
             raise ConfigError(
                 f"cloud_threshold is {self.cloud_threshold}; expected a probability between 0 and 1, such as 0.5."

@@ -363,7 +363,7 @@ class CloudRemover:
             threshold=self.options.cloud_threshold,
             growth=self.options.mask_growth,
             solver=self.options.solver or ("heun" if own.solver == "heun" else "euler"),
-            resample_threshold=own.resample_threshold,
+            resampling=own.resampler(self.options.resampling),
             guide=lambda: self._guide,
         )
         return SaderTile(self.denoiser, settings).eval()

@@ -7,7 +7,7 @@ Every backend computes this module: eager float32 (here), half precision, compil
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple, Protocol
 
 import torch
@@ -18,7 +18,7 @@ from sader.inference.masks import estimate, leading_date, used_mask
 from sader.inference.noise import NoiseOf
 from sader.inference.scene_match import feather
 from sader.method.diffusion import Denoiser
-from sader.method.resampling import Guide, Resampler, ResamplerConfig, fuse
+from sader.method.resampling import Guide, Resampler, ResamplerConfig, cloud_cover, fuse
 from sader.method.sampling import Solver
 from sader.model.blocks import to_model_range, to_reflectance
 from sader.model.composite import with_contrast
@@ -62,7 +62,7 @@ class TileSettings:
     growth: int = 2
     """Pixels by which estimated masks are widened."""
     solver: Solver = "euler"
-    resample_threshold: float = 0.2
+    resampling: ResamplerConfig = field(default_factory=ResamplerConfig)
     guide: Callable[[], Guide | None] = lambda: None
     """Returns the guide of the resampling; called when tiles are resampled."""
     negligible: float = 0.0
@@ -149,8 +149,9 @@ class SaderTile(nn.Module):
         if on_step is not None:
             on_step()
         images = []
+        cover = cloud_cover(inputs.cloud if cloud is None else cloud, inputs.valid) if resamplings else None
         for noise in noises:
-            image = to_reflectance(self._sampled(condition, noise, steps, resamplings, on_step))
+            image = to_reflectance(self._sampled(condition, noise, steps, resamplings, cover, on_step))
             if condition.contrast is not None and steps == 1:  # more steps add texture of their own
                 image = with_contrast(image, condition.contrast)
             images.append(image)
@@ -172,14 +173,25 @@ class SaderTile(nn.Module):
         )
 
     def _sampled(
-        self, condition: Condition, noise: NoiseOf, steps: int, resamplings: int, on_step: OnStep | None
+        self,
+        condition: Condition,
+        noise: NoiseOf,
+        steps: int,
+        resamplings: int,
+        cover: Tensor | None,
+        on_step: OnStep | None,
     ) -> Tensor:
-        """Return the image (B, C, H, W) of one sample in the model's range."""
+        """Return the image (B, C, H, W) of one sample in the model's range; cover: share of cloud (B,)."""
         shape = condition.mean.shape
         correction = None
         if resamplings:
-            config = ResamplerConfig(steps=resamplings, threshold=self.settings.resample_threshold)
-            correction = Resampler(config, self.settings.guide(), present=condition.present, fuse=self.fuse)
+            correction = Resampler(
+                replace(self.settings.resampling, steps=resamplings),
+                self.settings.guide(),
+                present=condition.present,
+                cloud_cover=cover,
+                fuse=self.fuse,
+            )
         return self.denoiser.clear_image(
             condition,
             lambda draw: noise(draw, shape[1] * shape[2]).view(shape),

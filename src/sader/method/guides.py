@@ -233,8 +233,8 @@ def make_guide(
 ) -> LearnedGuide | MeanGuide | LowPassGuide | None:
     """Return the guide called `name`: "mae", "conv", "mean", "lowpass", or None for "none".
 
-    bands: bands of the images; weights: a `save_guide` file for "mae" and "conv". Without it these two come untrained
-    in their small form (`trained` is False, with a warning).
+    bands: bands of the images; weights: a `save_guide` file for "mae" and "conv". Without it these two are the paper's,
+    untrained (`trained` is False, with a warning).
     """
     if name not in GUIDES:
         raise ConfigError(f"unknown guide {name!r}{did_you_mean(name, GUIDES)}")
@@ -248,7 +248,7 @@ def make_guide(
         return MeanGuide() if name == "mean" else LowPassGuide()
     if weights is None:
         network = (
-            MaskedAutoencoder(MaskedAutoencoderConfig.small(bands))
+            MaskedAutoencoder(MaskedAutoencoderConfig.paper(bands))
             if name == "mae"
             else ConvGuide(ConvGuideConfig(bands=bands))
         )

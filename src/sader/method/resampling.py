@@ -6,10 +6,11 @@ At outliers, the candidate nearer to the guide's image G is taken; G is predicte
 Everywhere else D_prev is kept. The ODE continues from the last re-noised x with the fused image. Guides are in
 `method/guides.py`, the ODE in `sampling.py`.
 
-The paper and the public code disagree (docs/method.md). The default differs from both; the other two have constructors:
+The paper and the public code disagree (docs/method.md). `ResamplerConfig.named` returns each variant by its name, which
+is that of `SamplingConfig.resampling` and `RemoverOptions.resampling`:
 
 ==================  ==============================  =====================================  ===========================
-what                `ResamplerConfig()`             `.paper()` (Algorithm 1)               `.public_code(dataset)`
+what                "default"                       "paper" (Algorithm 1)                  "public_code"
 ==================  ==============================  =====================================  ===========================
 outliers            |D_prev - D_new|, min-max       the top `fraction` of                  as the default, 0.2
 (criterion)         normalised, above 0.2           |D_prev - mean of mu|                  (Sen2_MTC_New) or 0.5 (TS)
@@ -21,26 +22,25 @@ the guide sees      s D + (1 - s) mean mu, which    D + alpha sigma mu, clamped 
 first step          not resampled                   resampled                              not resampled
 agreement           differences up to 1e-3 of       any difference counts                  any difference counts
 (floor)             [-1, 1] are agreement
+compared with       the fused image                 the previous candidate (the same with  the fused image
+(previous)                                          one resampling)
 ==================  ==============================  =====================================  ===========================
 
-with s = 1/(1 + alpha sigma). Three differences have no setting:
+with s = 1/(1 + alpha sigma). Two differences have no setting:
 
 * The public code never calls eval(), so its guide runs with dropout and hides 25 % of the visible patches at random.
   Guides are deterministic here, and noise comes from the caller's source: the same inputs and seed give the same bits.
 * The public code carries T identical copies of D; Algorithm 1 writes x_t^f with an index t for one image and compares
   it with mu_t. Here everything is (B, C, H, W), and mu is averaged over its frames.
-* Algorithm 1 compares x^{f,j} with the previous *candidate* x^{f,(j-1)}, the public code with the previous *fused*
-  image, as does this module. With one resampling they are the same.
 
-In the paper's table "w/o correction" takes D_new everywhere. Without a guide the `Resampler` takes D_new at the
-outliers; `ResamplerConfig(criterion="top-fraction", fraction=1.0, floor=0.0)` makes that every pixel. All statistics
-are per sample, so that the batch size has no influence.
+Without a guide D_new is taken everywhere ("w/o correction" in the paper, Table 6). All statistics are per sample, so
+that the batch size has no influence.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal, Protocol, Self
 
 import torch
@@ -52,14 +52,18 @@ from sader.method.sampling import Denoise, NoiseSource
 Criterion = Literal["disagreement", "top-fraction"]
 Fusion = Literal["pixel", "band"]
 GuideInput = Literal["in-range", "denoised", "reference-code"]
+Resampling = Literal["default", "paper", "public_code"]
+"""Names of the variants in the module's table."""
 
 CHOICES = {
     "criterion": ("disagreement", "top-fraction"),
     "fusion": ("pixel", "band"),
     "guide_input": ("in-range", "denoised", "reference-code"),
+    "previous": ("fused", "candidate"),
 }
-PUBLIC_CODE_THRESHOLDS = {"sen2_mtc_new": 0.2, "sen12mscrts_ea": 0.5}
+RESAMPLINGS: tuple[Resampling, ...] = ("default", "paper", "public_code")
 DEFAULT_FRACTION = 0.3
+"""Cloud cover where no mask is known."""
 MAX_DRAWS = 63  # `sampling.sample` keeps 64 draw numbers for each step
 
 
@@ -94,6 +98,8 @@ class ResamplerConfig:
     """Do not resample the first step, whose prediction comes from noise only."""
     floor: float = 1e-3
     """Differences up to this, on the [-1, 1] scale, are agreement: nothing changes there. 1e-3 = 5 digital numbers."""
+    previous: Literal["fused", "candidate"] = "fused"
+    """What the new candidate is compared with: the fused image, or the candidate before it (paper)."""
 
     def __post_init__(self) -> None:
         for field, known in CHOICES.items():
@@ -113,19 +119,23 @@ class ResamplerConfig:
             raise ConfigError(f"resampling floor is {self.floor}; expected 0 or more (1e-3 is the usual value).")
 
     @classmethod
-    def paper(cls) -> Self:
-        """Return Algorithm 1 as written (second column of the module's table)."""
-        return cls(criterion="top-fraction", guide_input="reference-code", skip_first=False, floor=0.0)
+    def named(cls, name: str, *, threshold: float = 0.2) -> Self:
+        """Return the variant called `name` (the columns of the module's table).
 
-    @classmethod
-    def public_code(cls, dataset: str = "sen2_mtc_new") -> Self:
-        """Return the settings of the authors' published test configuration for "sen2_mtc_new" or "sen12mscrts_ea"."""
-        if dataset not in PUBLIC_CODE_THRESHOLDS:
-            raise ConfigError(
-                f"no published resampling setting for {dataset!r}{did_you_mean(dataset, PUBLIC_CODE_THRESHOLDS)}"
-            )
-        threshold = PUBLIC_CODE_THRESHOLDS[dataset]
-        return cls(threshold=threshold, fusion="band", guide_input="reference-code", floor=0.0)
+        threshold: of "default" and "public_code"; published are 0.2 (Sen2_MTC_New) and 0.5 (SEN12MS-CR-TS).
+        """
+        if name not in RESAMPLINGS:
+            raise ConfigError(f"unknown resampling {name!r}{did_you_mean(name, RESAMPLINGS)}")
+        if name == "paper":
+            literal = cls(criterion="top-fraction", guide_input="reference-code", skip_first=False, floor=0.0)
+            return replace(literal, previous="candidate")
+        if name == "public_code":
+            return cls(threshold=threshold, fusion="band", guide_input="reference-code", floor=0.0)
+        return cls(threshold=threshold)
+
+    def evaluations(self, steps: int) -> int:
+        """Return how many resamplings a sampling of `steps` steps has: 3 for 4 + 1 (paper: 4)."""
+        return self.steps * (steps - self.skip_first)
 
 
 def min_max_normalised(value: Tensor) -> Tensor:
@@ -179,15 +189,12 @@ def outlier_mask(
 
 
 def guided_correction(
-    previous: Tensor, candidate: Tensor, guide_image: Tensor | None, outliers: Tensor, *, fusion: Fusion = "pixel"
+    previous: Tensor, candidate: Tensor, guide_image: Tensor, outliers: Tensor, *, fusion: Fusion = "pixel"
 ) -> Tensor:
     """Return the fused prediction (B, C, H, W): at outliers the candidate if it is nearer to the guide, else previous.
 
-    Paper, Algorithm 1, lines 9 and 11. Distances are absolute, summed over the bands for "pixel". Without a guide image
-    the candidate is always taken at outliers.
+    Paper, Algorithm 1, lines 9 and 11. Distances are absolute, summed over the bands for "pixel".
     """
-    if guide_image is None:
-        return torch.where(outliers, candidate, previous)
     new, old = (candidate - guide_image).abs(), (previous - guide_image).abs()
     if fusion == "pixel":
         new, old = new.sum(dim=1, keepdim=True), old.sum(dim=1, keepdim=True)
@@ -209,6 +216,17 @@ def mean_over_frames(mean: Tensor, present: Tensor | None = None) -> Tensor:
     for frame, there in zip(mean.unbind(dim=1), present.unbind(dim=1), strict=True):
         total = total + torch.where(there[:, None, None, None], frame, 0)
     return total / present.sum(dim=1).clamp(min=1).to(mean.dtype)[:, None, None, None]
+
+
+def cloud_cover(cloud: Tensor, valid: Tensor) -> Tensor:
+    """Return T_h (B,), the mean share of cloudy pixels of the dates (paper, "Resampling Procedure").
+
+    cloud: (B, T, H, W), 1 cloud or shadow, 0 clear, NaN unknown; valid: bool (B, T, H, W). 0.3 where no mask is known.
+    """
+    known = valid & ~cloud.isnan()
+    count = known.sum(dim=(1, 2, 3))
+    share = torch.where(known, cloud, 0.0).sum(dim=(1, 2, 3)) / count.clamp(min=1)
+    return torch.where(count > 0, share, DEFAULT_FRACTION)
 
 
 def guide_view(denoised: Tensor, mean: Tensor, *, noise_mean: float, kind: GuideInput = "in-range") -> Tensor:
@@ -233,13 +251,15 @@ def fuse(
     mean: Tensor,
     *,
     config: ResamplerConfig,
-    guide: Guide | None,
+    guide: Guide,
     fraction: float | Tensor,
     noise_mean: float,
+    fused: Tensor,
 ) -> Tensor:
     """Return one correction of `previous` (B, C, H, W): find the outliers, compute the guide's image, choose.
 
-    candidate: the new prediction; mean: the average mu (B, C, H, W); noise_mean: alpha sigma.
+    candidate: the new prediction; mean: the average mu (B, C, H, W); noise_mean: alpha sigma; fused: the image that
+    was noised again, from which the input of the guide is computed.
     """
 
     def find(fusion: Fusion) -> Tensor:
@@ -258,17 +278,15 @@ def fuse(
     outliers = pixels = find("pixel")
     if config.fusion == "band":
         outliers = find("band")
-    guide_image = None
-    if guide is not None:
-        view = guide_view(previous, mean, noise_mean=noise_mean, kind=config.guide_input)
-        guide_image = guide(view, pixels, mean=mean).clamp(-1, 1)
+    view = guide_view(fused, mean, noise_mean=noise_mean, kind=config.guide_input)
+    guide_image = guide(view, pixels, mean=mean).clamp(-1, 1)
     return guided_correction(previous, candidate, guide_image, outliers, fusion=config.fusion)
 
 
 class Resampler:
     """The `Correction` of `sampling.sample` that resamples and fuses (paper, Algorithm 1).
 
-    guide: chooses between the candidates; None = the new one at all outliers ("no correction").
+    guide: chooses between the candidates; None = always the new one ("w/o correction" in the paper).
     present: bool (B, S), which state frames exist; None = all. Absent ones have no influence.
     cloud_cover: mean share of cloudy pixels, a number or (B,): the paper's T_h where `config.fraction` is None.
     fuse: the function of that name, or a compiled version of it.
@@ -296,10 +314,6 @@ class Resampler:
             return self.config.fraction
         return DEFAULT_FRACTION if self.cloud_cover is None else self.cloud_cover
 
-    def evaluations(self, steps: int) -> int:
-        """Return how many times a sampling of `steps` Euler steps calls the denoiser: 4 + 1 gives 7 (paper: 8)."""
-        return steps + self.config.steps * (steps - self.config.skip_first)
-
     @torch.no_grad()
     def __call__(
         self,
@@ -320,16 +334,22 @@ class Resampler:
             return None
         level = torch.full((mean.shape[0],), sigma, dtype=mean.dtype, device=mean.device)
         average = mean_over_frames(mean, self.present)
+        previous = denoised
         for j in range(1, self.config.steps + 1):
             noised = denoised[:, None] + sigma * (alpha * mean + noise(j))
             candidate = denoise(noised, level)
+            if self.guide is None:
+                denoised = candidate
+                continue
             denoised = self.fuse(
-                denoised,
+                previous,
                 candidate,
                 average,
                 config=self.config,
                 guide=self.guide,
                 fraction=self.fraction,
                 noise_mean=alpha * sigma,
+                fused=denoised,
             )
+            previous = denoised if self.config.previous == "fused" else candidate
         return denoised, noised

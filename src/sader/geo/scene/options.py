@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from sader.errors import ConfigError
 from sader.geo.scene.cog import Layer, check_names
@@ -27,6 +28,12 @@ class SceneOptions:
     """"auto" = the clearest date, a name, a date, an index, or "none" for a new image throughout."""
     steps: int | str | None = None
     """Sampling steps, such as 4 or "4+1"; None = those of the checkpoint."""
+    resampling: str | None = None
+    """Variant of the resampling, "paper", "public_code" or "default"; None = that of the remover."""
+    guide: str | None = None
+    """Guide of the resampling; None = that of the remover."""
+    guide_weights: str | None = None
+    """Weights of a learned guide; None = those of the remover."""
     seed: int = 0
     samples: int | None = None
     """Results averaged; None = 1, or 4 for an uncertainty layer of a network that does not state its error."""
@@ -63,7 +70,7 @@ class SceneOptions:
         """Samples; 4 for an uncertainty layer where the number is not given."""
         return self.samples if self.samples is not None else (SPREAD_SAMPLES if self.uncertainty else 1)
 
-    def remover_changes(self, *, overlap: int, batch_size: int, on_gpu: bool) -> dict[str, int | float]:
+    def remover_changes(self, *, overlap: int, batch_size: int, on_gpu: bool) -> dict[str, Any]:
         """Return the options of a remover that differ; overlap, batch_size: its own."""
         batch = GPU_BATCH if self.batch_size is None and on_gpu and batch_size == 1 else self.batch_size
         if self.tile is not None and self.overlap is None:
@@ -74,6 +81,9 @@ class SceneOptions:
             "batch_size": batch,
             "cloud_threshold": self.cloud_threshold,
             "mask_growth": self.mask_growth,
+            "resampling": self.resampling,
+            "guide": self.guide,
+            "guide_weights": self.guide_weights,
         }
         return {key: value for key, value in given.items() if value is not None}
 
