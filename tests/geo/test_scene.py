@@ -409,7 +409,7 @@ def test_an_existing_output_is_kept_unless_told(tmp_path, dates, tiny):
 def test_not_enough_room_is_said_before_the_work(tmp_path, dates, tiny, monkeypatch):
     paths, _, _ = dates
     usage = type("usage", (), {"free": 100_000})
-    monkeypatch.setattr("sader.geo.scene.run.shutil.disk_usage", lambda path: usage)
+    monkeypatch.setattr("sader.geo.scene.resume.shutil.disk_usage", lambda path: usage)
     with pytest.raises(OutputError, match=r"takes up to \d+\.\d MB for a while; 0\.1 MB are free"):
         clear_scene(stack_of(paths, tiny), tiny, tmp_path / "c.tif", notice=quiet)
     assert not list(tmp_path.glob(".*"))

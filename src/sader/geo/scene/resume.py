@@ -19,6 +19,7 @@ import io
 import json
 import os
 import pickle
+import shutil
 import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -32,10 +33,11 @@ from torch import Tensor
 
 from sader.errors import OutputError
 from sader.files import locked, sync_folder, write_atomically
+from sader.geo.grid import Grid
 from sader.geo.scene.cog import Layer, RowFile, writing
-from sader.geo.stack import DateSource, GeoStack
+from sader.geo.stack import DateSource
 from sader.inference.scene import FinishedRows, ScenePlan
-from sader.inference.values import NODATA, OBSERVED, RECONSTRUCTED, as_tensor
+from sader.inference.values import NODATA, OBSERVED, RECONSTRUCTED, ValueCoding, as_tensor
 
 FORMAT = 2
 PROVENANCE = {"nodata": NODATA, "observed": OBSERVED, "reconstructed": RECONSTRUCTED}
@@ -205,14 +207,18 @@ class RowFiles:
     """Writes the rows of each layer and records them in the work folder."""
 
     def __init__(
-        self, work: WorkFolder, layers: Sequence[Layer], stack: GeoStack, plan: ScenePlan, threshold: float
+        self,
+        work: WorkFolder,
+        layers: Sequence[Layer],
+        grid: Grid,
+        plan: ScenePlan,
+        threshold: float,
+        own: Sequence[ValueCoding] = (),
     ) -> None:
-        self.work, self.stack, self.plan, self.threshold = work, stack, plan, threshold
-        self.files = [RowFile(work.file(f"{layer.name}.rows"), layer, stack.grid) for layer in layers]
-        reference = plan.reference
-        same_grid = reference is not None and stack.sources[reference].grid.same_as(stack.grid)
-        # The stored numbers of the reference date are copied where they lie on the grid of the result.
-        self._own = plan.codings[reference] if reference is not None and same_grid else ()
+        """own: codings of the reference date where its stored numbers are copied (`FinishedRows.encoded`)."""
+        self.work, self.plan, self.threshold = work, plan, threshold
+        self.files = [RowFile(work.file(f"{layer.name}.rows"), layer, grid) for layer in layers]
+        self._own = own
         self._top, self._parts = 0, list[tuple[int, dict[str, NDArray[Any]]]]()
 
     @property
@@ -221,12 +227,27 @@ class RowFiles:
         starts = [*self.plan.starts, self.plan.shape[0]]
         return [(top, end - top) for top, end in pairwise(starts)]
 
-    def create(self) -> None:
-        """Create the files, empty, and the first state."""
+    def prepare(self) -> None:
+        """Check the files of an earlier run, or create empty ones and the first state."""
+        if not self.work.fresh:
+            self.work.check_rows(self.files, self.bounds)
+            return
+        self._check_space()
         with writing(self.work.output):
             for file in self.files:
                 file.create()
         self.work.save()
+
+    def _check_space(self) -> None:
+        """Refuse now what would fail after hours: too little space for the rows, their overviews and the output."""
+        size = sum(file.layer.bytes_for(file.grid) for file in self.files)
+        blend = 2 * self.plan.windows[0].height * self.plan.shape[1] * (self.plan.channels + 1) * 4
+        needed, free = int(2.7 * size + blend), shutil.disk_usage(self.work.path).free
+        if needed > free:
+            raise OutputError(
+                f"writing {self.work.output} takes up to {_bytes(needed)} for a while; {_bytes(free)} are free there. "
+                "Free some space, or choose another folder."
+            )
 
     def write(self, top: int, left: int, part: FinishedRows) -> None:
         """Take a rectangle of the rows in progress."""
@@ -234,7 +255,7 @@ class RowFiles:
         for file in self.files:
             name = file.layer.name
             if name == "result":
-                layers[name] = part.encoded(self.stack.coding, self._own)
+                layers[name] = part.encoded(file.layer.coding, self._own)
             elif name == "count":
                 layers[name] = part.count(self.threshold).cpu().numpy()[None]
             elif name == "uncertainty":
@@ -255,6 +276,10 @@ class RowFiles:
         counts = {name: int(found[code]) for name, code in PROVENANCE.items()}
         self._parts.clear()
         self.work.end_rows(strip, unfinished, sums, counts)
+
+
+def _bytes(number: int) -> str:
+    return f"{number / 1e9:.1f} GB" if number >= 1e9 else f"{number / 1e6:.1f} MB"
 
 
 def check_own(folder: Path) -> None:

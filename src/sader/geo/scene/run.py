@@ -10,11 +10,10 @@ import contextlib
 import glob
 import hashlib
 import os
-import shutil
 import tempfile
 import time
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
@@ -115,21 +114,11 @@ class Scene:
 
     def job(self) -> dict[str, Any]:
         """Return all that the result depends on."""
-        options, own = self.options, self.remover.options
-        machine = ("batch_size",)  # does not change the result
         return {
-            "version": __version__,
-            "model": model_checksum(self.remover),
-            "device": self.remover.device.type,
+            **job_facts(self.remover, self.options, self.layers),
             "inputs": [describe_source(source) for source in self.stack.sources],
             "grid": asdict(self.stack.grid),
             "bands": self.stack.bands,
-            "reference": options.reference,
-            "steps": self.remover.check_numbers(options.steps, options.sample_count, options.seed),
-            "seed": options.seed,
-            "samples": options.sample_count,
-            "layers": [layer.name for layer in self.layers],
-            "remover": {key: value for key, value in asdict(own).items() if key not in machine},
         }
 
     def tags(self, report: SceneReport, digest: str) -> dict[str, str]:
@@ -154,6 +143,22 @@ class Scene:
         if date is not None:
             tags["ACQUISITION_DATE"] = date.isoformat()
         return tags
+
+
+def job_facts(remover: CloudRemover, options: SceneOptions, layers: Sequence[Layer]) -> dict[str, Any]:
+    """Return all that a result depends on besides its inputs."""
+    machine = ("batch_size",)  # does not change the result
+    return {
+        "version": __version__,
+        "model": model_checksum(remover),
+        "device": remover.device.type,
+        "reference": options.reference,
+        "steps": remover.check_numbers(options.steps, options.sample_count, options.seed),
+        "seed": options.seed,
+        "samples": options.sample_count,
+        "layers": [layer.name for layer in layers],
+        "remover": {key: value for key, value in asdict(remover.options).items() if key not in machine},
+    }
 
 
 def clear_scene(
@@ -264,12 +269,11 @@ def _compute(
     )
     stored = replace(stack, coding=_coding(stack, reference))
     threshold = remover.options.cloud_threshold
-    sink = RowFiles(work, layers_of(stored, options), stored, plan, threshold)
-    if work.fresh:
-        check_space(scene, plan)
-        sink.create()
-    else:
-        work.check_rows(sink.files, sink.bounds)
+    # The stored numbers of the reference date are copied where they lie on the grid of the result.
+    same_grid = reference is not None and stack.sources[reference].grid.same_as(stack.grid)
+    own = plan.codings[reference] if reference is not None and same_grid else ()
+    sink = RowFiles(work, layers_of(stored, options), stack.grid, plan, threshold, own)
+    sink.prepare()
     if work.state.strips < len(plan.starts):
         make = executor or (
             lambda plan, remover, source: local_executor(plan, remover, source, threads=options.threads)
@@ -465,24 +469,6 @@ def _resumable(error: SaderError, scene: Scene) -> bool:
         return True
     remote = any(path.startswith("/vsi") for source in scene.stack.sources for path in source.paths)
     return isinstance(error, DataError) and (remote or any(not source.paths for source in scene.stack.sources))
-
-
-def check_space(scene: Scene, plan: ScenePlan) -> None:
-    """Refuse now what would fail after hours: too little space for the rows, their overviews and the COG."""
-    grid = scene.stack.grid
-    layers = sum(layer.bytes_for(grid) for layer in scene.layers)
-    blend = 2 * plan.windows[0].height * grid.width * (plan.channels + 1) * 4
-    needed = int(2.7 * layers + blend)
-    free = shutil.disk_usage(scene.target.parent).free
-    if needed > free:
-        raise OutputError(
-            f"writing {scene.target} takes up to {_bytes(needed)} for a while; {_bytes(free)} are free there. Free "
-            "some space, or choose another folder."
-        )
-
-
-def _bytes(number: int) -> str:
-    return f"{number / 1e9:.1f} GB" if number >= 1e9 else f"{number / 1e6:.1f} MB"
 
 
 @contextlib.contextmanager

@@ -1,15 +1,17 @@
-"""Zarr in, Zarr out: the scene loop with a Zarr store as source and sink.
+"""Zarr in, Zarr out: the scene loop with a Zarr store as source and output.
 
-The result is stored like the input (type, scale, offset, nodata). It appears under its name only when it is complete.
+The result is stored like the input (type, scale, offset, nodata). Finished rows are kept in the work folder
+(`sader.geo.scene.resume`), so that a killed run continues. The store is written from them and gets its name when it is
+complete.
 """
 
 from __future__ import annotations
 
+import hashlib
+import os
 import shutil
 import time
 import warnings
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -17,19 +19,18 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
-from torch import Tensor
 
-from sader.errors import DataError, OutputError, ValueRangeError, require
+from sader.errors import ClusterError, DataError, OutputError, SaderError, ValueRangeError, require
 from sader.files import sync_folder
-from sader.geo.scene.cog import writing
-from sader.geo.scene.options import SceneOptions
-from sader.geo.scene.resume import PROVENANCE
-from sader.geo.scene.run import SceneReport, scene_remover
+from sader.geo.grid import Grid
+from sader.geo.scene.cog import IDENTITY, Layer, RowFile, writing
+from sader.geo.scene.options import CODES, COUNTS, SPREAD, SceneOptions
+from sader.geo.scene.resume import CHUNKS, RowFiles, WorkFolder, job_digest, sampled_hash
+from sader.geo.scene.run import SceneReport, job_facts, resumable, scene_remover
 from sader.geo.xarray.cluster import cluster_executor
 from sader.geo.xarray.cube import Cube, check_counts, cube_scene, mask_data, open_cube, result_array
 from sader.geo.xarray.lazy import PROVENANCE_TEXT, cube_plan
 from sader.inference.scene import (
-    FinishedRows,
     ScenePlan,
     SceneWindow,
     check_reference,
@@ -129,32 +130,76 @@ def clear_zarr(
     for one in caught:
         notify(str(one.message))
     source = CubeScene(cube, mask_data(masks, cube))
-    plan, shares = _planned(source, remover, options, notify, path)
+    layers = _layers(cube, options)
+    job = job_facts(remover, options, layers)
+    job |= {"inputs": describe_store(path), "variable": variable, "mask": mask, "bands": cube.bands, "days": cube.days}
+    _check_target(target, job_digest(job), overwrite=options.overwrite)
+    with WorkFolder(target, job) as work:
+        done = _check_target(target, work.digest, overwrite=options.overwrite)
+        if done is not None:
+            notify(f"{target} exists already, from the same command and inputs.")
+            work.remove()
+            return replace(done, notices=tuple(messages))
+        if work.note:
+            notify(work.note)
+        try:
+            plan, shares = _planned(source, remover, options, notify, path)
+            grid = Grid("", IDENTITY, plan.shape[1], plan.shape[0])
+            own = () if plan.reference is None else plan.codings[plan.reference]
+            rows = RowFiles(work, layers, grid, plan, remover.options.cloud_threshold, own)
+            _compute(rows, source, remover, options, address, progress)
+        except SaderError as error:
+            if work.fresh or not isinstance(error, OutputError | ClusterError):
+                work.remove()
+            raise
+        report = SceneReport(
+            output=str(target),
+            files=(str(target),),
+            reference=None if plan.reference is None else cube.names[plan.reference],
+            reference_index=plan.reference,
+            dates=tuple(cube.names),
+            bands=cube.bands,
+            size=plan.shape,
+            tiles=len(plan.windows),
+            pixels=work.pixels,
+            clear_share=shares,
+            model=options.model_name or remover.config.name,
+            steps="+".join(map(str, numbers)).removesuffix("+0"),
+            seed=options.seed,
+            samples=options.sample_count,
+            seconds=0.0,
+        )
+        with writing(target):
+            _publish(_write_store(rows, cube, target, report), target)
+        work.remove()
+    return replace(report, seconds=time.perf_counter() - started, notices=tuple(messages))
+
+
+def _compute(
+    rows: RowFiles,
+    source: CubeScene,
+    remover: CloudRemover,
+    options: SceneOptions,
+    address: str | None,
+    progress: Progress | None,
+) -> None:
+    """Compute all rows that are missing in the work folder."""
+    plan, work = rows.plan, rows.work
+    rows.prepare()
+    if work.state.strips == len(plan.starts):
+        return
     make = partial(local_executor, threads=options.threads) if address is None else partial(cluster_executor, address)
-    with _part(target) as part:
-        sink = ZarrRows(part, cube, plan, options, remover.options.cloud_threshold)
-        with make(plan, remover, source) as executor:
-            device = remover.device if address is None else "cpu"
-            run_rows(plan, executor, sink, threshold=sink.threshold, device=device, progress=progress)
-        _replace(part, target, overwrite=options.overwrite)
-    return SceneReport(
-        output=str(target),
-        files=(str(target),),
-        reference=None if plan.reference is None else cube.names[plan.reference],
-        reference_index=plan.reference,
-        dates=tuple(cube.names),
-        bands=cube.bands,
-        size=plan.shape,
-        tiles=len(plan.windows),
-        pixels=sink.pixels,
-        clear_share=shares,
-        model=options.model_name or remover.config.name,
-        steps="+".join(map(str, numbers)).removesuffix("+0"),
-        seed=options.seed,
-        samples=options.sample_count,
-        seconds=time.perf_counter() - started,
-        notices=tuple(messages),
-    )
+    with make(plan, remover, source) as executor:
+        run_rows(
+            plan,
+            executor,
+            rows,
+            threshold=rows.threshold,
+            device=remover.device if address is None else "cpu",
+            first=work.state.strips,
+            unfinished=work.unfinished(),
+            progress=progress,
+        )
 
 
 def _planned(
@@ -184,108 +229,142 @@ def _any_valid(source: CubeScene) -> bool:
     return any(bool(cube_scene(source.cube, numbers, None).valid.any()) for numbers in strips)
 
 
-class ZarrRows:
-    """The sink of the scene loop for a Zarr store."""
-
-    def __init__(self, part: Path, cube: Cube, plan: ScenePlan, options: SceneOptions, threshold: float) -> None:
-        import zarr
-
-        self.coding, self.plan, self.threshold = cube.coding, plan, threshold
-        self.pixels = dict.fromkeys(PROVENANCE, 0)
-        self.names = ["clear"]
-        self.names += ["uncertainty"] if plan.spread else []
-        self.names += [
-            name for name, yes in (("clear_count", options.count), ("provenance", options.provenance)) if yes
-        ]
-        self._create(part, cube)
-        self.store: Any = zarr.open_group(str(part), mode="r+")
-
-    def _create(self, part: Path, cube: Cube) -> None:
-        """Write the metadata and coordinates of the store, without data."""
-        import dask.array as da
-        import xarray
-
-        edge = max(self.plan.shape) if len(self.plan.windows) == 1 else self.plan.tile - self.plan.overlap
-        texts = {"clear_count": "dates that show the ground clearly", "provenance": PROVENANCE_TEXT}
-        variables = {}
-        for name in self.names:
-            band = name not in texts
-            shape = (len(self.plan.bands), *self.plan.shape) if band else self.plan.shape
-            kind = self.coding.dtype if name == "clear" else "float32" if band else "uint8"
-            empty = da.zeros(shape, dtype=kind, chunks=(-1, edge, edge) if band else edge)
-            text = "reflectance" if name == "clear" else texts.get(name, "expected standard deviation")
-            units = {"units": "1"} if band else {}
-            variables[name] = result_array(cube, empty, name=name, band=band, long_name=text, **units)
-        attrs = variables["clear"].attrs
-        if not self.coding.is_integer and self.coding.scale == 1.0 and self.coding.offset == 0.0:
-            attrs["_FillValue"] = np.dtype(self.coding.dtype).type(fill_value(self.coding))
-        else:
-            attrs.update(scale_factor=self.coding.scale, add_offset=self.coding.offset)
-            attrs["_FillValue"] = np.dtype(self.coding.dtype).type(fill_value(self.coding))
-        with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", message=".*Zarr (V3|format 3)")  # text as band names
-            xarray.Dataset(variables).to_zarr(part, mode="a", consolidated=False, compute=False)
-
-    def write(self, top: int, left: int, part: FinishedRows) -> None:
-        """Write a rectangle of finished rows."""
-        own = () if self.plan.reference is None else self.plan.codings[self.plan.reference]
-        provenance = part.provenance().cpu().numpy()
-        values = {"clear": part.encoded(self.coding, own), "provenance": provenance}
-        if "clear_count" in self.names:
-            values["clear_count"] = part.count(self.threshold).cpu().numpy()
-        if part.spread is not None:
-            values["uncertainty"] = part.spread.cpu().numpy()
-        height, width = provenance.shape
-        for name in self.names:
-            self.store[name][..., top : top + height, left : left + width] = values[name]
-        found = np.bincount(provenance.ravel(), minlength=len(PROVENANCE))
-        for name, code in PROVENANCE.items():
-            self.pixels[name] += int(found[code])
-
-    def end_rows(self, strip: int, unfinished: tuple[Tensor, Tensor]) -> None:
-        """Nothing is kept for a later run."""
+def describe_store(path: str | Path) -> dict[str, Any]:
+    """Return what identifies a store: its path, and names, sizes, times and sampled content of its files."""
+    if "://" in str(path):
+        return {"path": str(path)}
+    folder = Path(path)
+    files = sorted(file for file in folder.rglob("*") if file.is_file())
+    digest = hashlib.sha256()
+    for file in files:
+        found = file.stat()
+        digest.update(f"{file.relative_to(folder)} {found.st_size} {found.st_mtime_ns}\n".encode())
+    for file in files[:: max(1, len(files) // CHUNKS)]:
+        digest.update(sampled_hash(str(file), file.stat().st_size).encode())
+    return {"path": os.path.abspath(path), "content": digest.hexdigest()}
 
 
-@contextmanager
-def _part(target: Path) -> Iterator[Path]:
-    """Yield the folder of an unfinished store, empty and marked; it is removed in the end."""
+# ------------------------------------------------------------------------------------------------ output
+
+VARIABLES = {"result": "clear", "uncertainty": "uncertainty", "count": "clear_count", "provenance": "provenance"}
+"""Layer -> variable of the store."""
+TEXTS = {
+    "result": "reflectance",
+    "uncertainty": "expected standard deviation",
+    "count": "dates that show the ground clearly",
+    "provenance": PROVENANCE_TEXT,
+}
+
+
+def _layers(cube: Cube, options: SceneOptions) -> list[Layer]:
+    """Return the variables to write."""
+    layers = [Layer("result", cube.bands, cube.coding)]
+    if options.uncertainty:
+        layers.append(Layer("uncertainty", cube.bands, SPREAD))
+    if options.count:
+        layers.append(Layer("count", ("count",), COUNTS))
+    if options.provenance:
+        layers.append(Layer("provenance", ("provenance",), CODES))
+    return layers
+
+
+def _write_store(rows: RowFiles, cube: Cube, target: Path, report: SceneReport) -> Path:
+    """Write the rows of all layers as an unfinished store beside the output and return its folder."""
+    import dask.array as da
+    import xarray
+    import zarr
+
     part = target.with_name(f".{target.name}.part")
-    with writing(target):
-        _discard(part)
-        part.mkdir()
-        (part / MARKER).touch()
-        try:
-            yield part
-        finally:
-            _discard(part)
+    _discard(part)
+    part.mkdir()
+    (part / MARKER).touch()
+    plan = rows.plan
+    edge = max(plan.shape) if len(plan.windows) == 1 else plan.tile - plan.overlap
+    variables = {}
+    for file in rows.files:
+        layer = file.layer
+        band = layer.name in ("result", "uncertainty")
+        shape = (len(layer.bands), *plan.shape) if band else plan.shape
+        empty = da.zeros(shape, dtype=layer.coding.dtype, chunks=(-1, edge, edge) if band else edge)
+        attrs: dict[str, Any] = {"long_name": TEXTS[layer.name], **({"units": "1"} if band else {})}
+        name = VARIABLES[layer.name]
+        variables[name] = result_array(cube, empty, name=name, band=band, **attrs)
+    coding, attrs = cube.coding, variables["clear"].attrs
+    if coding.is_integer or coding.scale != 1.0 or coding.offset != 0.0:
+        attrs.update(scale_factor=coding.scale, add_offset=coding.offset)
+    attrs["_FillValue"] = np.dtype(coding.dtype).type(fill_value(coding))
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message=".*Zarr (V3|format 3)")  # text as band names
+        xarray.Dataset(variables).to_zarr(part, mode="a", consolidated=False, compute=False)
+    store: Any = zarr.open_group(str(part), mode="r+")
+    for file in rows.files:
+        _copy_rows(file, store[VARIABLES[file.layer.name]], edge)
+    store.attrs.update({"sader_job": rows.work.digest, "sader_report": report.as_dict()})
+    for path in part.rglob("*"):
+        if path.is_file():
+            with open(path, "rb") as opened:
+                os.fsync(opened.fileno())
+    return part
+
+
+def _copy_rows(file: RowFile, variable: Any, edge: int) -> None:
+    """Copy all rows into a variable, one row of chunks at a time."""
+    for top in range(0, file.grid.height, edge):
+        lines = file.read(top, edge).swapaxes(0, 1)
+        variable[..., top : top + lines.shape[1], :] = lines if variable.ndim == 3 else lines[0]
+
+
+def _publish(part: Path, target: Path) -> None:
+    """Give the finished store its name; an old one stays until the new one has it."""
+    old = target.with_name(f".{target.name}.old")
+    _discard(old)
+    if target.exists():
+        (target / MARKER).touch()
+        target.rename(old)
+    part.rename(target)
+    sync_folder(target.parent)
+    (target / MARKER).unlink()
+    _discard(old)
 
 
 def _discard(folder: Path) -> None:
-    """Delete an unfinished store; refuse a link, and a folder that is not ours."""
+    """Delete an unfinished store, its marker last; refuse a link, and a folder that is not ours."""
     if not folder.is_symlink() and not folder.exists():
         return
-    if folder.is_symlink() or not (folder / MARKER).is_file():
+    if folder.is_symlink() or not folder.is_dir() or (any(folder.iterdir()) and not (folder / MARKER).is_file()):
         raise OutputError(
             f"{folder} is no unfinished store of sader; it is left as it is. Move it away, or choose another name."
         )
-    shutil.rmtree(folder)
+    for entry in [entry for entry in folder.iterdir() if entry.name != MARKER]:
+        if entry.is_dir() and not entry.is_symlink():
+            shutil.rmtree(entry)
+        else:
+            entry.unlink()
+    (folder / MARKER).unlink(missing_ok=True)
+    folder.rmdir()
 
 
-def _replace(part: Path, target: Path, *, overwrite: bool) -> None:
-    """Give the finished store its name; an old one stays until the new one has it."""
-    old = target.with_name(f".{target.name}.part")
-    if target.exists():
-        if not overwrite:
-            raise OutputError(f"{target} exists. Use --overwrite to replace it, or choose another name.")
-        old = target.with_name(f".{target.name}.old")
-        _discard(old)
-        (target / MARKER).touch()
-        target.rename(old)
-    (part / MARKER).unlink()
-    part.rename(target)
-    sync_folder(target.parent)
-    if old != part:
-        _discard(old)
+def _attributes(target: Path) -> dict[str, Any]:
+    """Return the attributes of a store; none for other folders."""
+    import zarr
+
+    try:
+        return dict(zarr.open_group(str(target), mode="r").attrs)
+    except Exception:  # of many kinds, for what is not a store
+        return {}
+
+
+def _check_target(target: Path, digest: str, *, overwrite: bool) -> SceneReport | None:
+    """Return the report of a complete store of the same job; refuse any other store, unless it may be replaced."""
+    if overwrite or not target.exists():
+        return None
+    found = _attributes(target)
+    if found.get("sader_job") != digest:
+        raise OutputError(f"{target} exists. Use --overwrite to replace it, or choose another name.")
+    (target / MARKER).unlink(missing_ok=True)
+    for name in (f".{target.name}.old", f".{target.name}.part"):  # what a killed run could not remove
+        _discard(target.with_name(name))
+    return SceneReport.from_dict(found["sader_report"])
 
 
 def read_zarr(
@@ -318,7 +397,7 @@ def check_zarr_output(out: str | Path, *, overwrite: bool) -> Path:
         raise OutputError(f"the output is {target}; expected a name that ends in .zarr, as the input is a Zarr store.")
     if target.exists() and not any((target / name).exists() for name in ("zarr.json", ".zgroup", ".zmetadata")):
         raise OutputError(f"{target} exists and is no Zarr store; it is not overwritten. Choose another name.")
-    if target.exists() and not overwrite:
+    if target.exists() and not overwrite and "sader_job" not in _attributes(target) and not resumable(target):
         raise OutputError(f"{target} exists. Use --overwrite to replace it, or choose another name.")
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
