@@ -38,6 +38,7 @@ EXPECTED = {
     "docs/api.md": (1, 0),
     "docs/changelog.md": (0, 0),
     "docs/compare.md": (4, 2),
+    "docs/datasets.md": (0, 1),
     "docs/getting-started.md": (3, 3),
     "docs/how-it-works.md": (2, 0),
     "docs/index.md": (0, 0),
@@ -56,7 +57,14 @@ EXPECTED = {
 
 CONTINUES = {"docs/compare.md": "docs/training.md"}
 """Page -> page whose files it uses."""
-REASONS = ("installs packages", "needs the network", "takes a GPU", "the server runs until", "the answer depends on")
+REASONS = (
+    "installs packages",
+    "needs the network",
+    "needs a dataset",
+    "takes a GPU",
+    "the server runs until",
+    "the answer depends on",
+)
 COMMANDS = ("make", "sader", "pip", "git", "python")
 FENCE = re.compile(r"^```(\w+)(.*)$")
 NOT_RUN = re.compile(r"<!-- not run: (.+) -->")

@@ -71,7 +71,7 @@ def test_names_paths_and_both(root: Path):
         ({"protocol": "mtc"}, r"unknown protocol 'mtc'"),
         ({"dataset": "sen2_mtc"}, r"unknown dataset 'sen2_mtc'; did you mean sen2_mtc"),
         ({"options": ReadOptions(sar="db")}, r"unknown SAR scaling 'db'"),
-        ({"options": ReadOptions(inputs=0)}, r"inputs is 0; expected at least 1"),
+        ({"options": ReadOptions(inputs=0)}, r"inputs is 0; expected 1 or more"),
     ],
 )
 def test_wrong_questions(root: Path, changes: dict, text: str):

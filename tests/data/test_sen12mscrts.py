@@ -9,11 +9,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from sader.bands import BANDS_13
 from sader.cli.main import main
 from sader.data.public.dataset import ReadOptions
-from sader.data.public.registry import open_dataset
+from sader.data.public.registry import open_dataset, training_sampler
 from sader.data.public.sen12mscrts import coverage_table
 from sader.data.public.splits import choose_dates
+from sader.data.shards import read_shards
+from sader.data.synthetic.scene import make_series
 from sader.errors import BandError, ConfigError, DataError
 
 SIDE = 8
@@ -155,6 +158,58 @@ def test_cover_by_rules_and_a_table_of_it(tmp_path: Path, write_tif):
         open_dataset(root, dataset=name, split="test", options=ReadOptions(coverage=table))[0]
     with pytest.raises(DataError, match=r"_mask\.npy does not exist; expected a mask beside every image"):
         open_dataset(root, dataset=name, split="test", options=ReadOptions(coverage="masks"))[0]
+
+
+def test_cover_by_s2cloudless_chooses_the_target(tmp_path: Path, write_tif):
+    """With the real detector: snow-free land with a cloud on every date except one."""
+    bright = make_series(3, size=(64, 64), dates=4, bands=BANDS_13, coverage=[0.0, 0.35, 0.35, 0.6])
+    for number in range(30):
+        image = bright.cloudy[0 if number == 7 else 3][:, 16:48, 16:48]
+        path = patch_file(tmp_path, "ROIs1868/73", "S2", number, 0)
+        write_tif(path, np.clip(np.rint(image * 10000), 1, 10000).astype(np.uint16))
+    options = ReadOptions(coverage="s2cloudless")
+    dataset = open_dataset(tmp_path, dataset="sen12mscrts_ea_published", split="test", options=options)
+    series = dataset[0]
+    assert dataset.facts["coverage"] == "s2cloudless"
+    assert series.facts["target"] == 7
+    assert series.facts["target_cover"] == 0
+    assert series.cloud_mask is not None
+    found, truth = series.cloud_mask[0], bright.cloud_mask[3][16:48, 16:48]
+    assert found.mean() > 0.1
+    assert truth[found].mean() > 0.9
+
+
+def test_training_never_uses_the_sampler_of_the_test(east_asia: Path, write_tif):
+    for roi in ("ROIs1868/114", "ROIs1868/126", "ROIs1868/143", "ROIs1868/14", "ROIs1970/131", "ROIs2017/117"):
+        write_roi(east_asia, write_tif, roi, clearest=1)
+    name, options = "sen12mscrts_ea", ReadOptions(partial=True, draws=3)
+    with pytest.raises(ConfigError, match=r"published of sen12mscrts_ea is for val and test.*Use published_random"):
+        open_dataset(east_asia, dataset=name, split="train", sampler="published", options=options)
+    assert training_sampler(name, "published") == training_sampler(name, "leak_free") == "published_random"
+    assert training_sampler("sen2_mtc_new", "published") == "published"
+    mask = next(east_asia.glob("ROIs1868/114/S2/20/*_mask.npy"))
+    np.save(mask, np.zeros((SIDE, SIDE), bool))  # a second clear date
+    train = open_dataset(east_asia, dataset=name, split="train", sampler="published_random", options=options)
+    places = {entry.group for entry in train.entries}
+    assert len(train) == 3 * len(places)
+    assert len({entry.name for entry in train.entries}) == len(train)
+    assert not any(series.leaks for series in train)
+    targets = {series.facts["target"] for series in train if series.group == "ROIs1868/114"}
+    assert targets <= {1, 20}
+
+
+def test_pack_draws_the_training_dates_at_random(east_asia: Path, tmp_path: Path, write_tif):
+    write_roi(east_asia, write_tif, "ROIs1868/114", clearest=1)
+    write_roi(east_asia, write_tif, "ROIs2017/117", clearest=1)
+    out = tmp_path / "shards"
+    with pytest.raises(SystemExit) as done:
+        main(["data", "pack", str(east_asia), "--dataset", "sen12mscrts_ea", "--sampler", "published", "--partial",
+              "--bands", "msi", "--draws", "2", "--out", str(out)])  # fmt: skip
+    assert done.value.code == 0
+    train, val = (list(read_shards(out / part)) for part in ("train", "val"))
+    assert {record.extra["sampler"] for record in train} == {"published_random"}
+    assert {record.extra["sampler"] for record in val} == {"published"}
+    assert [record.name for record in train] == ["ROIs1868_114_patch_0", "ROIs1868_114_patch_0_draw_1"]
 
 
 def test_nothing_is_unpickled(east_asia: Path, tmp_path: Path):

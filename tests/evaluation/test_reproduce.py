@@ -16,17 +16,18 @@ import pytest
 import torch
 
 from sader.cli.main import main
+from sader.data.shards import count_records, fingerprint, read_shards
 from sader.errors import BandError, ConfigError, DataError, SaderError
 from sader.evaluation.reproduce import published as paper
 from sader.evaluation.reproduce.plans import HERE, TABLES, get_tables
 from sader.evaluation.reproduce.run import dry_run, find_settings, list_plans, run_reproduce, run_row
-from sader.evaluation.reproduce.setting import ReproduceRequest
+from sader.evaluation.reproduce.setting import ReproduceRequest, digest
 from sader.evaluation.reproduce.tables import row_folder
 from sader.evaluation.reproduce.tiny import write_data
-from sader.evaluation.reproduce.training import needed_guide, run_overrides
+from sader.evaluation.reproduce.training import needed_guide, run_overrides, training_shards
 from sader.evaluation.results import load
 from sader.method.losses import CloudAwareLoss
-from sader.training.config import resolve
+from sader.training.config import resolve, with_steps
 
 pytest.importorskip("rasterio")
 
@@ -99,6 +100,47 @@ def test_another_budget_in_the_same_folder_is_refused(out: Path):
     outcome = run_reproduce(tiny(out, "loss-ablation", only=("mse",), steps=3))
     assert len(outcome.failed) == 2
     assert "trained with another budget" in outcome.failed[f"{paper.SEN2}/mse"]
+
+
+def test_another_cloud_cover_changes_every_key(tmp_path: Path):
+    """A coverage table that moves the target packs other shards, and neither runs nor scores of the old one stay."""
+    folder = write_data(paper.TS, tmp_path / "data")
+    names = ("ROIs1868_114_patch_0", "ROIs2017_117_patch_0", "ROIs1868_73_patch_0")
+    table = tmp_path / "cover.json"
+
+    def cover(target: int) -> None:
+        values = {name: [0.0 if date == target else 0.5 for date in range(30)] for name in names}
+        table.write_text(json.dumps({"coverage": values}))
+
+    def packed(request: ReproduceRequest) -> tuple[str, str, dict]:
+        setting = find_settings(request, get_tables(["table2"]))[paper.TS]
+        record = next(iter(read_shards(training_shards(setting))))
+        return fingerprint(training_shards(setting)), digest(setting.scored_key), record.extra
+
+    options = {"tables": ("table2",), "data": (f"{paper.TS}:{folder}",), "out": tmp_path / "out", "partial": True}
+    cover(9)
+    first = packed(ReproduceRequest(coverage=str(table), sampler="published", **options))
+    assert first[2]["sampler"] == "published_random"
+    cover(15)
+    second = packed(ReproduceRequest(coverage=str(table), sampler="published", **options))
+    masks = packed(ReproduceRequest(sampler="published", **options))
+    shutil.copytree(folder / "ROIs1868" / "114", folder / "ROIs1868" / "126")
+    larger = packed(ReproduceRequest(sampler="published", **options))
+    assert len({first[0], second[0], larger[0]}) == 3
+    assert len({first[1], second[1], masks[1]}) == 3
+
+
+def test_epochs_count_one_draw_of_each_patch(tmp_path: Path):
+    folder = write_data(paper.TS, tmp_path / "data")
+    options = {"data": (f"{paper.TS}:{folder}",), "out": tmp_path, "partial": True, "only": ("sader",)}
+    texts = {draws: dry_run(ReproduceRequest(("table2",), draws=draws, **options))[0] for draws in (1, 3)}
+    assert "epochs: 500.0 of 1 series" in texts[1]
+    assert "epochs: 500.0 of 1 series" in texts[3]
+    setting = find_settings(ReproduceRequest(("table2",), draws=3, **options), get_tables(["table2"]))[paper.TS]
+    shards = training_shards(setting)
+    assert count_records(shards) == 3
+    changes = [f"data.shards={json.dumps(shards)}", "data.draws=3", "train.batch_size=1", "train.accumulate=1"]
+    assert with_steps(resolve("sen12mscrts_ea", changes)).train.steps == 500
 
 
 def test_ablations_change_what_they_say(out: Path):

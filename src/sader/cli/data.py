@@ -7,6 +7,8 @@ from typing import Annotated
 
 import typer
 
+from sader.cli.options import Coverage
+
 app = typer.Typer(help="Prepare training data.", no_args_is_help=True)
 
 
@@ -27,11 +29,13 @@ def pack(
                                             "also test.")] = "all",
     dataset: Annotated[str | None, typer.Option(help="The source is this public dataset in its published layout: "
                                                      "sen2_mtc_new, sen12mscrts, ... (sader data list).")] = None,
-    sampler: Annotated[str, typer.Option(help="With --dataset: leak_free or published.")] = "leak_free",
+    sampler: Annotated[str, typer.Option(help="With --dataset: leak_free or published; training dates of "
+                                              "SEN12MS-CR-TS are always drawn at random.")] = "leak_free",
+    draws: Annotated[int, typer.Option(help="SEN12MS-CR-TS: training series of each patch, each with a target drawn "
+                                            "from its clear dates.")] = 1,
     lists: Annotated[str | None, typer.Option(help="With --dataset: folder, frozen, hash, or a list file.")] = None,
     partial: Annotated[bool, typer.Option("--partial", help="With --dataset: use the places on disk.")] = False,
-    coverage: Annotated[str, typer.Option(help="SEN12MS-CR-TS: auto, masks, rules or a table (sader data cover).")]
-    = "auto",
+    coverage: Coverage = "auto",
     clear: Annotated[bool, typer.Option("--clear", help="Observed pixels of unlabelled folders are clear.")] = False,
     assume: Annotated[str | None, typer.Option(help="Band names of files without descriptions: B02,B03,...")] = None,
     offset: Annotated[int, typer.Option(help="Added to counts; -1000 for baseline 04.00 and later.")] = 0,
@@ -52,7 +56,7 @@ def pack(
     packed: dict[str, PackedSplit] = {}
     if dataset is not None:
         from sader.data.public.dataset import ReadOptions
-        from sader.data.public.registry import DATASETS, open_dataset
+        from sader.data.public.registry import DATASETS, open_dataset, training_sampler
 
         if len(sources) != 1:
             raise ConfigError(f"{len(sources)} folders given; expected one of {dataset}. Pack each on its own.")
@@ -60,8 +64,9 @@ def pack(
         known = DATASETS[dataset].splits if dataset in DATASETS else (split,)
         parts = [name for name in known if name in ("train", "val")] if split == "all" else [split]
         for part in parts or [split]:
-            options = ReadOptions(lists=lists, partial=partial, coverage=coverage)
-            series = open_dataset(sources[0], dataset=dataset, split=part, sampler=sampler, options=options)
+            options = ReadOptions(lists=lists, partial=partial, coverage=coverage, draws=draws)
+            drawn = training_sampler(dataset, sampler) if part == "train" and dataset in DATASETS else sampler
+            series = open_dataset(sources[0], dataset=dataset, split=part, sampler=drawn, options=options)
             packed |= pack_dataset(series, out, bands=chosen, step=step, progress=show)
     else:
         packed = pack_sources(
@@ -91,7 +96,9 @@ def cover(
     out: Annotated[Path, typer.Option("--out", "-o", help="JSON to write; --coverage takes it.")],
     split: Annotated[str, typer.Option(help="train, val, test or all.")] = "test",
     dataset: Annotated[str, typer.Option(help="sen12mscrts or one of its regions.")] = "sen12mscrts",
-    source: Annotated[str, typer.Option(help="auto, masks (*_mask.npy beside the images) or rules.")] = "auto",
+    source: Annotated[
+        str, typer.Option(help="auto, masks (*_mask.npy beside the images), s2cloudless (as in the paper) or rules.")
+    ] = "auto",
     partial: Annotated[bool, typer.Option("--partial", help="Use the regions on disk.")] = False,
 ) -> None:
     """Write the cloud cover of every date of SEN12MS-CR-TS once, so that dates are chosen without reading images."""

@@ -242,6 +242,12 @@ def reproduce(
     lists: Lists = None,
     partial: Partial = False,
     coverage: Coverage = "auto",
+    draws: Annotated[
+        int,
+        typer.Option(
+            min=1, help="SEN12MS-CR-TS: training series of each patch, each with its own target.", rich_help_panel=DATA
+        ),
+    ] = 1,
     limit: Limit = None,
     seed: Seed = 0,
     seconds: Annotated[float | None, typer.Option(help="Training time of each system.")] = None,
@@ -272,7 +278,7 @@ def reproduce(
         tables=tuple(tables or ()), data=tuple(data or ()), validation=tuple(validation or ()), out=out,
         seconds=seconds, steps=steps, overrides=tuple(set_ or ()), tiny=tiny, only=tuple(only or ()),
         report_only=report_only, sampler=sampler, split=split, lists=lists, partial=partial, coverage=coverage,
-        limit=limit, lpips=lpips, examples=examples, seed=seed,
+        draws=draws, limit=limit, lpips=lpips, examples=examples, seed=seed,
     )  # fmt: skip
     if dry_run:
         for text in run.dry_run(request):

@@ -29,6 +29,7 @@ Partial = Annotated[
 Coverage = Annotated[
     str,
     typer.Option(
-        help="SEN12MS-CR-TS: cloud cover by auto, masks, rules or a table (sader data cover).", rich_help_panel=DATA
+        help="SEN12MS-CR-TS: cloud cover by auto, masks, s2cloudless, rules or a table (sader data cover).",
+        rich_help_panel=DATA,
     ),
 ]

@@ -126,6 +126,8 @@ class DataConfig:
     """Shard files or folders of them (sader data pack)."""
     validation: tuple[str, ...] = ()
     """Shards of other places, scored every train.validate_every steps; if empty, panels show training places."""
+    draws: int = 1
+    """Series of each place in the shards (sader data pack --draws); an epoch takes one of them."""
     maker: MakerSettings = field(default_factory=MakerSettings)
     """Tasks, sources and clouds of the batches."""
 
@@ -210,7 +212,7 @@ def with_steps(config: RunConfig) -> RunConfig:
     train = config.train
     if train.epochs is None:
         return config
-    series = count_records(config.data.shards)
+    series = count_records(config.data.shards) / config.data.draws
     steps = max(1, round(train.epochs * math.ceil(series / (train.batch_size * train.accumulate))))
     return dataclasses.replace(config, train=dataclasses.replace(train, steps=steps))
 

@@ -69,8 +69,10 @@ class ReadOptions:
     sar: str | None = None
     """Read Sentinel-1 as `aux` under this name of `SAR_SCALINGS`; None reads none."""
     coverage: str | Path = "auto"
-    """SEN12MS-CR-TS cloud cover of the dates: masks (`*_mask.npy` beside the images), rules, auto (masks if every
-    image of the split has one, else rules), or the path of a JSON table."""
+    """SEN12MS-CR-TS cloud cover of the dates: masks (`*_mask.npy` beside the images), s2cloudless (the paper's
+    detector), rules, auto (masks if every image of the split has one, else rules), or the path of a JSON table."""
+    draws: int = 1
+    """Series of each patch with the sampler published_random; each draws its own target."""
 
 
 @dataclass(frozen=True)

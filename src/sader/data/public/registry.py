@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, overload
 from sader.bands import BANDS_13
 from sader.data.public import allclear, cuhk_cr, rice, sen2_mtc, sen12mscr, sen12mscrts
 from sader.data.public.dataset import SAR_SCALINGS, PublicDataset, ReadOptions, Request, check_choice
+from sader.data.public.splits import RANDOM
 from sader.errors import ConfigError, DataError, did_you_mean
 
 if TYPE_CHECKING:
@@ -103,12 +104,23 @@ def open_dataset(
         raise ConfigError(f"unknown protocol {protocol!r}{did_you_mean(protocol, SCORING)}")
     if options.sar is not None and options.sar not in SAR_SCALINGS:
         raise ConfigError(f"unknown SAR scaling {options.sar!r}{did_you_mean(options.sar, SAR_SCALINGS)}")
-    if options.inputs < 1:
-        raise ConfigError(f"inputs is {options.inputs}; expected at least 1 cloudy date.")
+    for key in ("inputs", "draws"):
+        if getattr(options, key) < 1:
+            raise ConfigError(f"{key} is {getattr(options, key)}; expected 1 or more.")
+    if split == "train" and sampler == "published" and training_sampler(name, sampler) != sampler:
+        raise ConfigError(
+            f"the sampler published of {name} is for val and test: its targets can be among the inputs. Use "
+            f"{training_sampler(name, sampler)} (or leak_free) for the train split."
+        )
     if not root.is_dir():
         found = "is a file" if root.exists() else "does not exist"
         raise DataError(f"{root} {found}; expected the folder of {name}. Check the path.")
     return kind.open(root, Request(name, split, sampler, protocol, options))
+
+
+def training_sampler(name: str, sampler: str) -> str:
+    """Return the sampler of the train split of a dataset that is scored with `sampler`."""
+    return RANDOM if RANDOM in DATASETS[name].samplers else sampler
 
 
 def _parse(name_or_path: str | Path, dataset: str | None) -> tuple[str, Path]:

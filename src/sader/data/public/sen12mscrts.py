@@ -7,9 +7,11 @@ ROIs1868/73 alone as test, as in the published East Asia figures. Samplers: `spl
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import re
+from dataclasses import replace
 from datetime import date
 from functools import partial
 from pathlib import Path
@@ -19,8 +21,17 @@ import numpy as np
 from sader.bands import BANDS_13
 from sader.data.public.dataset import Entry, PublicDataset, PublicSeries, Request, reflectance_of_counts, scale_sar
 from sader.data.public.images import read_bands, read_counts, read_mask, same_size
-from sader.data.public.splits import SAMPLERS, SplitList, choose_dates, frozen_list, joined, list_hash, read_list
-from sader.errors import ConfigError, DataError, OutputError
+from sader.data.public.splits import (
+    RANDOM,
+    SAMPLERS,
+    SplitList,
+    choose_dates,
+    frozen_list,
+    joined,
+    list_hash,
+    read_list,
+)
+from sader.errors import ConfigError, DataError, OutputError, require
 
 __all__ = ["REGIONS", "SAMPLERS", "SPLITS", "coverage_table", "open_sen12mscrts"]
 
@@ -33,6 +44,8 @@ REGIONS = {
 }  # fmt: skip
 """Dataset name -> region of the published lists."""
 SAR_BANDS = ("VV", "VH")
+COVERAGES = ("auto", "masks", "s2cloudless", "rules")
+"""Sources of the cloud cover beside a table."""
 _PATCH = re.compile(r"_patch_(\d+)\.tif$", re.IGNORECASE)
 
 
@@ -53,11 +66,19 @@ def open_sen12mscrts(root: Path, request: Request) -> PublicDataset:
         )
     table = _table(request.options.coverage)
     entries = [entry for roi in lists.names if roi not in missing for entry in _entries(root, roi, request)]
+    draws = request.options.draws if request.sampler == RANDOM else 1
+    entries = [
+        entry if draw == 0 else replace(entry, name=f"{entry.name}_draw_{draw}")
+        for draw in range(draws)
+        for entry in entries
+    ]
     source = "table" if table is not None else str(request.options.coverage)
     if source == "auto":
         # One detector for the whole split: a mixture would choose dates by two measures.
         source = "masks" if all(entry.facts["masks"] for entry in entries) else "rules"
     notes: dict[str, object] = {"coverage": source}
+    if table is not None:
+        notes["coverage_sha256"] = hashlib.sha256(json.dumps(table, sort_keys=True).encode()).hexdigest()
     if missing:
         notes["missing_places"] = missing
     read = partial(
@@ -96,13 +117,15 @@ def _lists(request: Request) -> SplitList:
 
 
 def _table(coverage: str | Path) -> dict[str, list[float]] | None:
-    if coverage in ("auto", "masks", "rules"):
+    if coverage == "s2cloudless":
+        require("s2cloudless", extra="s2cloudless", purpose="the cloud cover by s2cloudless")
+    if coverage in COVERAGES:
         return None
     path = Path(coverage)
     if path.suffix != ".json":
         raise DataError(
-            f"{path} is no JSON table; expected one (the published generic_*.npy tables are pickled and not read: "
-            "nothing is unpickled here). Make one with sader.data.public.sen12mscrts.coverage_table."
+            f"{path} is no JSON table; expected {', '.join(COVERAGES)} or a table (the published generic_*.npy tables "
+            "are pickled and not read: nothing is unpickled here). Make one with: sader data cover."
         )
     try:
         table = json.loads(path.read_text(encoding="utf-8"))["coverage"]
@@ -161,7 +184,7 @@ def acquisition_day(path: Path) -> float:
 
 
 def _cover(entry: Entry, source: str) -> tuple[np.ndarray, list[np.ndarray] | None]:
-    """Return the cloud cover (30,) of the dates, and their masks where they are stored beside the images."""
+    """Return the cloud cover (30,) of the dates, and their masks; None for those by rules."""
     stored = [path.with_name(f"{path.stem}_mask.npy") for path in entry.inputs]
     if source == "masks":
         lost = next((path for path in stored if not path.is_file()), None)
@@ -172,13 +195,18 @@ def _cover(entry: Entry, source: str) -> tuple[np.ndarray, list[np.ndarray] | No
             )
         masks = [read_mask(path) for path in stored]
         return np.array([mask.mean() for mask in masks]), masks
-    from sader.data.cloud_rules import estimate_cloud_mask
+    from sader.data.cloud_rules import S2CLOUDLESS_BANDS, detect_s2cloudless, estimate_cloud_mask
 
     images = [read_counts(path, BANDS_13) for path in entry.inputs]
     seen = np.stack([seen for _, seen in images])
-    cloud = estimate_cloud_mask(np.stack([reflectance_of_counts(counts) for counts, _ in images]), BANDS_13, valid=seen)
+    values = np.stack([reflectance_of_counts(counts) for counts, _ in images])
+    if source == "s2cloudless":
+        values = values[:, [BANDS_13.index(band) for band in S2CLOUDLESS_BANDS]]
+        cloud = np.stack([detect_s2cloudless(each) for each in values])
+    else:
+        cloud = estimate_cloud_mask(values, BANDS_13, valid=seen)
     # Pixels without data count as cloud, so that a blank date is never the target.
-    return (cloud | ~seen).mean((1, 2)), None
+    return (cloud | ~seen).mean((1, 2)), list(cloud) if source == "s2cloudless" else None
 
 
 def _read(
@@ -193,12 +221,13 @@ def _read(
     days = [acquisition_day(path) for path in entry.inputs]
     masks = None
     if table is not None:
-        if len(table.get(entry.name, ())) != len(entry.inputs):
+        patch = entry.name.partition("_draw_")[0]
+        if len(table.get(patch, ())) != len(entry.inputs):
             raise DataError(
-                f"the coverage table has {len(table.get(entry.name, ()))} values for {entry.name}; expected "
-                f"{len(entry.inputs)}. Make it again."
+                f"the coverage table has {len(table.get(patch, ()))} values for {patch}; expected {len(entry.inputs)}. "
+                "Make it again with: sader data cover."
             )
-        cover = np.array(table[entry.name])
+        cover = np.array(table[patch])
     else:
         cover, masks = _cover(entry, coverage)
     chosen = choose_dates(sampler, cover, inputs=inputs, days=days, number=entry.number)

@@ -20,8 +20,6 @@ import numpy as np
 from sader.data.batch import keyed_generator
 from sader.errors import ConfigError, DataError, did_you_mean
 
-"""Where a list may come from: the dataset's own folder, this package, or the rule `by_hash`. A path is taken too."""
-
 
 @dataclass(frozen=True)
 class SplitList:
@@ -114,13 +112,15 @@ def joined(lists: Sequence[SplitList]) -> SplitList:
     return SplitList(names, ", ".join(dict.fromkeys(each.origin for each in lists)), list_hash(names))
 
 
+RANDOM = "published_random"
+"""The published sampler of training series; the others are for validation and test."""
 CLEAR_COVER = 1e-3
 """Cloud cover below which a date counts as clear."""
 SAMPLERS = {
     "leak_free": "target: the least cloudy date; inputs: the first T dates of another day than the target's",
     "published": "target: the least cloudy date; inputs: the first T dates, the target among them whenever it is one "
     "of these (the answer is then an input; the published val and test figures)",
-    "published_random": "target: a date under 0.1 % cover drawn by the index of the series, else the least cloudy; "
+    RANDOM: "target: a date under 0.1 % cover drawn by the index of the series, else the least cloudy; "
     "inputs: the other dates of the middle window of T + 1 dates around it (published training; no leak)",
 }
 
@@ -159,7 +159,7 @@ def choose_dates(
     target = int(cover.argmin())
     if sampler == "published":
         return Dates(tuple(range(inputs)), target)
-    if sampler == "published_random":
+    if sampler == RANDOM:
         clear = np.flatnonzero(cover < CLEAR_COVER)
         if len(clear):
             target = int(clear[keyed_generator(0, 0, number, 0xDA7E).integers(len(clear))])

@@ -219,7 +219,7 @@ def dry_run(request: ReproduceRequest) -> list[str]:
         if train.epochs is not None:
             samples, epochs = "not known without --data", f"{train.epochs:g}"
         if setting.root is not None:
-            series = len(training_set(setting))
+            series = len(training_set(setting)) // config.data.draws
             samples = samples if train.epochs is None else round(train.epochs * series)
             epochs = f"{float(samples) / series:.1f} of {series} series"
         seconds = request.seconds

@@ -12,7 +12,8 @@ from typing import Any
 
 from sader.data.items import Item
 from sader.data.public.dataset import PublicDataset, ReadOptions
-from sader.data.public.registry import open_dataset
+from sader.data.public.registry import open_dataset, training_sampler
+from sader.data.shards import fingerprint
 from sader.errors import ConfigError, DataError
 from sader.evaluation.data import DataRequest, load_records, open_data
 from sader.evaluation.reproduce.plans import HELPING_BANDS, HERE, SCORED_BANDS
@@ -48,6 +49,8 @@ class ReproduceRequest:
     lists: str | None = None
     partial: bool = False
     coverage: str = "auto"
+    draws: int = 1
+    """Training series of each patch of SEN12MS-CR-TS."""
     limit: int | None = None
     """Scored items per place."""
     lpips: bool | None = None
@@ -56,7 +59,7 @@ class ReproduceRequest:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        for name, least in (("steps", 1), ("limit", 1), ("examples", 0)):
+        for name, least in (("steps", 1), ("limit", 1), ("draws", 1), ("examples", 0)):
             value = getattr(self, name)
             if value is not None and value < least:
                 raise ConfigError(f"{name} is {value}; expected {least} or more.")
@@ -126,8 +129,11 @@ class Setting:
     def scored_key(self) -> dict[str, Any]:
         """Everything the scores of a row depend on besides its weights."""
         request, data = self.request, asdict(self.scored)
-        files = [file for path in self.validation for file in _shard_files(Path(path))]
-        data["data"] = [(file.name, file.stat().st_size) for file in files] if files else [self.root and self.root.name]
+        if self.dataset == HERE:
+            data["data"] = fingerprint(self.validation)
+        else:
+            # Of a coverage table the values, of a partial dataset the places on disk.
+            data |= {"data": [self.root and self.root.name], "coverage": None, "facts": open_data(self.scored).facts}
         return {**data, "examples": request.examples, "tiny": request.tiny, "lpips": request.lpips}
 
 
@@ -148,8 +154,9 @@ def training_set(setting: Setting) -> PublicDataset:
     """Return the training split of the setting's public dataset."""
     request = setting.request
     assert setting.root is not None
-    options = ReadOptions(lists=request.lists, partial=request.partial, coverage=request.coverage)
-    return open_dataset(setting.root, dataset=setting.dataset, split="train", sampler=request.sampler, options=options)
+    options = ReadOptions(lists=request.lists, partial=request.partial, coverage=request.coverage, draws=request.draws)
+    sampler = training_sampler(setting.dataset, request.sampler)
+    return open_dataset(setting.root, dataset=setting.dataset, split="train", sampler=sampler, options=options)
 
 
 @lru_cache(maxsize=4)
@@ -179,10 +186,6 @@ def check_data(setting: Setting) -> None:
     both = sorted(f"{r.source}/{r.name}" for r in held if (r.source, r.name) in train)
     if both:
         raise DataError(f"{len(both)} places are in both --data and --validation ({both[0]}); expected none in both.")
-
-
-def _shard_files(path: Path) -> list[Path]:
-    return sorted(path.rglob("*.shard")) if path.is_dir() else [path]
 
 
 def digest(values: dict[str, Any]) -> str:

@@ -16,6 +16,9 @@ from typing import Any
 from sader.baselines.baseline import BaselineModelConfig
 from sader.checkpoint import shipped_guide
 from sader.data.plan import MakerSettings
+from sader.data.public.registry import DATASETS
+from sader.data.public.splits import RANDOM
+from sader.data.shards import fingerprint
 from sader.errors import ConfigError
 from sader.evaluation.reproduce.plans import HERE, PlanRow, RunSpec
 from sader.evaluation.reproduce.setting import Setting, digest, file_digest, training_set
@@ -74,8 +77,7 @@ def training_shards(setting: Setting) -> tuple[str, ...]:
     folder = setting.out / "shards" / setting.label
     done = folder / "packed.json"
     train = training_set(setting)
-    facts = {key: train.facts[key] for key in ("dataset", "split", "sampler", "series", "lists_sha256")}
-    facts |= {"coverage": setting.request.coverage, "partial": setting.request.partial}
+    facts = json.loads(json.dumps(train.facts, default=str))
     with locked(folder.with_suffix(".lock"), wait=True):
         if not done.is_file() or json.loads(done.read_text(encoding="utf-8")) != facts:
             pack_dataset(train, folder, step=1)
@@ -91,6 +93,8 @@ def run_overrides(setting: Setting, spec: RunSpec) -> list[str]:
     else:
         # As published: the dataset's own series, rotated and mirrored, with nothing added.
         changes += [*_changes("data.maker", MakerSettings(), MakerSettings.paper()), "train.crop=256", "train.dates=3"]
+        if RANDOM in DATASETS[setting.dataset].samplers:
+            changes.append(f"data.draws={request.draws}")
     if request.tiny:
         changes += tiny_overrides(spec.base)
         if spec.base == "small":
@@ -114,7 +118,7 @@ def train_run(setting: Setting, spec: RunSpec) -> Path:
     from sader.training.run import MODEL_FILE, run_training
 
     shards, overrides = training_shards(setting), run_overrides(setting, spec)
-    key = digest({"base": spec.base, "overrides": overrides, "shards": list(shards)})
+    key = digest({"base": spec.base, "overrides": overrides, "shards": fingerprint(shards)})
 
     def train(folder: Path, resume: bool) -> None:
         run_training(spec.base, folder, data=shards, overrides=overrides, resume=resume, progress=False)
@@ -132,7 +136,7 @@ def train_guide(setting: Setting, kind: str, bands: Sequence[str]) -> Path:
     share = GUIDE_SHARE if setting.dataset == HERE else 1.0
     overrides = [f"train.seed={setting.request.seed}", *_budget(setting, share)]
     overrides += [text for text in TRAIN if not text.startswith("train.dates")] if tiny else []
-    key = digest({"kind": form, "bands": list(bands), "overrides": overrides, "shards": list(shards)})
+    key = digest({"kind": form, "bands": list(bands), "overrides": overrides, "shards": fingerprint(shards)})
 
     def train(folder: Path, resume: bool) -> None:
         run_guide(shards, folder, kind=form, bands=",".join(bands), overrides=overrides, resume=resume, progress=False)

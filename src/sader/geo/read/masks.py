@@ -20,6 +20,7 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from sader.data.cloud_rules import S2CLOUDLESS_BANDS, detect_s2cloudless
 from sader.errors import BandError, ConfigError, DataError, did_you_mean, require
 from sader.geo.grid import Grid
 from sader.geo.offset import sample_windows
@@ -217,16 +218,7 @@ class DetectorBlocks:
         return DetectorBlocks, ()
 
 
-S2CLOUDLESS_BANDS = ("B01", "B02", "B04", "B05", "B08", "B8A", "B09", "B10", "B11", "B12")
 OMNICLOUDMASK_BANDS = ("B04", "B03", "B08")
-
-
-def detect_s2cloudless(values: NDArray[np.float32]) -> NDArray[np.bool_]:
-    """Return clouds (h, w) in reflectance (10, h, w) of an L1C scene; shadows are not found."""
-    package = require("s2cloudless", extra="s2cloudless", purpose="the mask s2cloudless")
-    detector = package.S2PixelCloudDetector(threshold=0.4, average_over=4, dilation_size=2, all_bands=False)
-    found = detector.get_cloud_masks(np.ascontiguousarray(np.moveaxis(values, 0, -1))[None])
-    return np.asarray(found[0]).astype(bool)
 
 
 def detect_omnicloudmask(values: NDArray[np.float32]) -> NDArray[np.bool_]:
