@@ -40,9 +40,19 @@ def test_thickness_by_hand() -> None:
     torch.testing.assert_close(cloud_thickness(cloudy, clear, robust=False), expected)
 
 
+def test_thickness_is_one_map_for_all_bands() -> None:
+    _, clear, cloudy, _ = batch(1)
+    found = cloud_thickness(cloudy, clear, robust=False)
+    ratio = ((cloudy - clear[:, None]).abs() / (1 - clear[:, None])).mean(2)  # alpha_c of Eq. (16), (B, T, H, W)
+    low, high = ratio.amin((2, 3), keepdim=True), ratio.amax((2, 3), keepdim=True)
+    torch.testing.assert_close(found, ((ratio - low) / (high - low)).mean(1, keepdim=True))
+    strength, free = CloudAwareLoss().pixel_weights(cloudy, clear)
+    assert strength.shape == free.shape == (2, 1, 6, 9)
+
+
 def test_thickness_is_scaled_per_sample_date_and_band() -> None:
     _, clear, cloudy, _ = batch(1)
-    together = cloud_thickness(cloudy, clear)
+    together = cloud_thickness(cloudy, clear, masks="band")
     for b in range(2):
         for c in range(3):
             dates = [
@@ -115,7 +125,7 @@ def test_every_term_by_hand() -> None:
     denoised, clear, cloudy = hand_case()
     weight = torch.tensor([2.0])
     plain = CloudAwareLossConfig(robust=False)
-    linear = CloudAwareLoss(replace(plain, weight_form="linear"))(denoised, clear, cloudy, weight)
+    linear = CloudAwareLoss(plain)(denoised, clear, cloudy, weight)
     assert linear.cloud.item() == pytest.approx(2 * 3 * (0.5 * 0.09 + 1 * 0.16) / 4)
     assert linear.clear.item() == pytest.approx(2 * 1 * (0.01 + 0.04) / 4)
     # A grey difference d changes Y by d and neither U nor V: the mean over three channels is d^2 / 3.
@@ -125,16 +135,17 @@ def test_every_term_by_hand() -> None:
     def strength(thickness: float) -> float:
         return (1 / (1 + math.exp(-thickness))) / (1 / (1 + math.exp(-1)))
 
-    code = CloudAwareLoss(plain)(denoised, clear, cloudy, weight)
+    code = CloudAwareLoss(replace(plain, weight_form="sigmoid"))(denoised, clear, cloudy, weight)
     assert code.cloud.item() == pytest.approx(2 * 3 * (strength(0.5) * 0.09 + strength(1) * 0.16) / 4)
     absolute = CloudAwareLoss(replace(plain, norm="l1"))(denoised, clear, cloudy, weight)
     assert absolute.clear.item() == pytest.approx(2 * 1 * (0.1 + 0.2) / 4)
 
 
-def test_sigmoid_weights_span_the_range_of_method_3() -> None:
+def test_sigmoid_weights_are_nearly_constant() -> None:
     clear = torch.zeros(1, 1, 1, 3)
     cloudy = torch.tensor([0.0, 0.0501, 1.0]).expand(1, 3, 1, 1, 3)
-    strength, free = CloudAwareLoss(CloudAwareLossConfig(robust=False)).pixel_weights(cloudy, clear)
+    config = CloudAwareLossConfig(robust=False, weight_form="sigmoid")
+    strength, free = CloudAwareLoss(config).pixel_weights(cloudy, clear)
     torch.testing.assert_close(strength.flatten(), torch.tensor([0.0, 0.735, 1.303]), atol=1e-3, rtol=0)
     assert free.flatten().tolist() == [1, 0, 0]
 
@@ -170,14 +181,15 @@ def test_public_code_equals_a_literal_transcription(norm: str) -> None:
     )
 
 
-def test_presets_are_the_published_numbers() -> None:
+def test_loss_configs_are_the_published_numbers() -> None:
     def numbers(config: CloudAwareLossConfig) -> tuple[float, float, float, float]:
         return config.cloud, config.clear, config.brightness, config.threshold
 
-    assert numbers(CloudAwareLossConfig()) == numbers(CloudAwareLossConfig.paper()) == (3, 1, 2, 0.95)
-    assert numbers(CloudAwareLossConfig.public_code()) == (3, 2, 1, 0.999)
-    assert CloudAwareLossConfig.paper().weight_form == "linear"
-    assert not CloudAwareLossConfig.public_code().robust
+    code = CloudAwareLossConfig.public_code()
+    assert numbers(CloudAwareLossConfig()) == (3, 1, 2, 0.95)
+    assert (CloudAwareLossConfig().weight_form, CloudAwareLossConfig().masks) == ("linear", "pixel")
+    assert numbers(code) == (3, 2, 1, 0.999)
+    assert (code.weight_form, code.masks, code.robust) == ("sigmoid", "band", False)
 
 
 @pytest.mark.parametrize("term", ["cloud", "clear", "brightness"])
@@ -210,7 +222,7 @@ def test_yuv_of_pure_colours() -> None:
 
 
 @pytest.mark.parametrize(
-    "config", [CloudAwareLossConfig(), CloudAwareLossConfig(robust=False), CloudAwareLossConfig.paper()]
+    "config", [CloudAwareLossConfig(), CloudAwareLossConfig(robust=False), CloudAwareLossConfig(masks="band")]
 )
 def test_pixels_outside_have_no_influence(config: CloudAwareLossConfig) -> None:
     denoised, clear, cloudy, weight = batch(8)
@@ -266,6 +278,6 @@ def test_bad_input_is_named() -> None:
         CloudAwareLoss()(denoised, clear, cloudy, weight[:1])
     with pytest.raises(ShapeError, match="present"):
         cloud_thickness(cloudy, clear, torch.ones(2, 4, dtype=torch.bool))
-    for wrong in ({"cloud": -1.0}, {"threshold": 1.0}, {"norm": "huber"}, {"weight_form": "step"}):
+    for wrong in ({"cloud": -1.0}, {"threshold": 1.0}, {"norm": "huber"}, {"weight_form": "step"}, {"masks": "all"}):
         with pytest.raises(ConfigError, match="expected"):
             CloudAwareLossConfig(**wrong)  # type: ignore[arg-type]

@@ -92,12 +92,12 @@ def loss() -> None:
     cloudy = to_model_range(torch.from_numpy(series.cloudy))[None]
     show = colours(series)
     above = [Panel(show(image), f"date {number + 1}") for number, image in enumerate(series.cloudy)]
-    below = [Panel(heat_picture(cloud_thickness(cloudy, clear)[0, 2].numpy(), full_scale=1.0), "thickness A, red band")]
+    below = [Panel(heat_picture(cloud_thickness(cloudy, clear)[0, 0].numpy(), full_scale=1.0), "thickness A")]
     for form in ("linear", "sigmoid"):
         config = CloudAwareLossConfig(weight_form=form)
         touched, untouched = CloudAwareLoss(config).pixel_weights(cloudy, clear)
-        below.append(Panel(heat_picture(touched[0, 2].numpy(), full_scale=1.3), f"cloud weight, {form}"))
-    below.append(Panel(mask_picture(untouched[0, 2].bool().numpy()), "cloud-free pixels (white)"))
+        below.append(Panel(heat_picture(touched[0, 0].numpy(), full_scale=1.3), f"cloud weight, {form}"))
+    below.append(Panel(mask_picture(untouched[0, 0].bool().numpy()), "cloud-free pixels (white)"))
     save("loss", [[*above, Panel(show(series.clear), "target")], below])
 
 

@@ -3,19 +3,21 @@
 The paper's cloud-aware loss, Eqs. (15) to (19); see docs/method.md#loss. Values are in the model's range [-1, 1]. The
 weights of pixels follow from the images alone: no cloud mask is read. The noise level enters through `weight`.
 
-With r = |cloudy - clear| / (1 - clear), scaled to [0, 1] over the pixels of each date and band, and A its date mean:
+With r = |cloudy - clear| / (1 - clear) averaged over the bands, scaled to [0, 1] over the pixels of each date, and A
+its mean over the dates:
 
     cloud term       lambda_c * M_A * d(denoised, clear),   M_A grows with A where A > 1 - threshold, else 0
     cloud-free term  lambda_u * M_U * d(denoised, clear),   M_U = 1 where 1 - A > threshold, else 0
     brightness term  lambda_b * d(YUV(denoised), YUV(clear))
 
 d is the squared (or absolute) difference; each term is averaged over bands and pixels and multiplied by the weight of
-the noise level.
+the noise level. The public code has one A for each band (`masks="band"`) and a nearly constant M_A
+(`weight_form="sigmoid"`).
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal, NamedTuple
 
 import torch
@@ -32,7 +34,7 @@ ROBUST_MAXIMUM = 0.99
 
 @dataclass(frozen=True)
 class CloudAwareLossConfig:
-    """Weights and variants of the loss; by default the paper's weights with the protections of docs/method.md#loss."""
+    """Weights and variants of the loss; by default the paper's, with the protections of docs/method.md#loss."""
 
     cloud: float = 3.0
     """lambda_c: weight of pixels that clouds touched; 0 switches the term off."""
@@ -46,8 +48,10 @@ class CloudAwareLossConfig:
     """Protect the denominator and take the 99th percentile as maximum; False is the public code."""
     norm: Literal["l2", "l1"] = "l2"
     """Squared or absolute differences."""
-    weight_form: Literal["sigmoid", "linear"] = "sigmoid"
-    """M_A = sigmoid(T A) / sigmoid(1), almost flat (the public code), or A itself (the paper's text)."""
+    weight_form: Literal["linear", "sigmoid"] = "linear"
+    """M_A = A (paper), or sigmoid(T A) / sigmoid(1), almost flat (public code)."""
+    masks: Literal["pixel", "band"] = "pixel"
+    """One map A of H x W for all bands (paper), or one for each band (public code)."""
 
     def __post_init__(self) -> None:
         for name in ("cloud", "clear", "brightness"):
@@ -59,16 +63,14 @@ class CloudAwareLossConfig:
             raise ConfigError(f"loss norm is {self.norm!r}; expected 'l2' or 'l1'")
         if self.weight_form not in ("sigmoid", "linear"):
             raise ConfigError(f"loss weight_form is {self.weight_form!r}; expected 'sigmoid' or 'linear'")
-
-    @classmethod
-    def paper(cls) -> CloudAwareLossConfig:
-        """Return what the paper's text says: 3:1:2, theta .95, M_A = thickness (with protected denominators)."""
-        return cls(cloud=3.0, clear=1.0, brightness=2.0, threshold=0.95, weight_form="linear")
+        if self.masks not in ("pixel", "band"):
+            raise ConfigError(f"loss masks is {self.masks!r}; expected 'pixel' or 'band'")
 
     @classmethod
     def public_code(cls) -> CloudAwareLossConfig:
-        """Return what the public code trains with: 3:2:1, theta .999, sigmoid weights, nothing protected."""
-        return cls(cloud=3.0, clear=2.0, brightness=1.0, threshold=0.999, robust=False, weight_form="sigmoid")
+        """Return what the public code trains with: 3:2:1, theta .999, sigmoid weights per band, nothing protected."""
+        weights = cls(cloud=3.0, clear=2.0, brightness=1.0, threshold=0.999)
+        return replace(weights, robust=False, weight_form="sigmoid", masks="band")
 
 
 class LossTerms(NamedTuple):
@@ -140,9 +142,11 @@ class CloudAwareLoss:
     def pixel_weights(
         self, cloudy: Tensor, clear: Tensor, *, present: Tensor | None = None, pixels: Tensor | None = None
     ) -> tuple[Tensor, Tensor]:
-        """Return M_A and M_U, each (B, C, H, W): their supports are complements."""
+        """Return M_A and M_U, each (B, 1, H, W), or (B, C, H, W) for `masks="band"`: their supports are complements."""
         config = self.config
-        thickness = cloud_thickness(cloudy, clear, present=present, pixels=pixels, robust=config.robust)
+        thickness = cloud_thickness(
+            cloudy, clear, present=present, pixels=pixels, robust=config.robust, masks=config.masks
+        )
         touched = thickness > 1 - config.threshold
         if config.weight_form == "linear":
             strength = thickness
@@ -163,12 +167,14 @@ def cloud_thickness(
     *,
     pixels: Tensor | None = None,
     robust: bool = True,
+    masks: Literal["pixel", "band"] = "pixel",
 ) -> Tensor:
-    """Return the cloud thickness A of each band, (B, C, H, W) in [0, 1], averaged over the dates (paper, Eq. (16)).
+    """Return the cloud thickness A, (B, 1, H, W) in [0, 1], averaged over bands and dates (paper, Eq. (16)).
 
     cloudy: (B, T, C, H, W) and clear: (B, C, H, W) in [-1, 1]; present: bool (B, T), False for missing dates, which
     have no influence (a sample without any date has thickness 0); pixels: bool (B, H, W), the pixels that set the scale
-    (others get 0); robust: clamp the denominator and scale by the 99th percentile. No gradient flows.
+    (others get 0); robust: clamp the denominator and scale by the 99th percentile; masks: "band" for one map of each
+    band, (B, C, H, W). No gradient flows.
     """
     if cloudy.ndim != 5 or clear.shape != cloudy[:, 0].shape:
         raise ShapeError(
@@ -177,6 +183,8 @@ def cloud_thickness(
     there = _present(cloudy, present)
     white_distance = (1 - clear).clamp(min=DENOMINATOR_FLOOR) if robust else 1 - clear + 1e-8
     ratio = (cloudy - clear[:, None]).abs() / white_distance[:, None]
+    if masks == "pixel":
+        ratio = ratio.mean(2, keepdim=True)
     low, high = _spatial_range(ratio, pixels, robust=robust)
     scaled = (ratio - low) / (high - low + 1e-8)
     if robust:

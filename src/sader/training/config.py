@@ -16,7 +16,6 @@ from sader.config import merge, parse_override, to_dict
 from sader.data.plan import MakerSettings
 from sader.data.shards import count_records
 from sader.errors import ConfigError, TrainingError
-from sader.method.losses import CloudAwareLossConfig
 from sader.models import find_config, get_system, model_from_dict
 from sader.presets import ModelConfig
 from sader.training.objective import ObjectiveConfig
@@ -203,8 +202,7 @@ def recipe(model: AnyModelConfig) -> RunConfig:
         return RunConfig(model=model)
     # Sen2_MTC_New is augmented by flips and rotations, SEN12MS-CR-TS is not.
     maker = MakerSettings.paper(symmetries=model.name == "sen2_mtc_new")
-    objective = ObjectiveConfig(cloud_aware=CloudAwareLossConfig.paper())
-    return RunConfig(model, PAPER_TRAINING[model.name], objective, DataConfig(maker=maker))
+    return RunConfig(model, PAPER_TRAINING[model.name], data=DataConfig(maker=maker))
 
 
 def with_steps(config: RunConfig) -> RunConfig:

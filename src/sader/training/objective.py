@@ -30,7 +30,7 @@ class ObjectiveConfig:
     """Weights of the terms, and the masks that the network is conditioned on."""
 
     cloud_aware: CloudAwareLossConfig = field(default_factory=CloudAwareLossConfig)
-    """Weights of the paper's loss, used by networks without a composite."""
+    """The paper's loss, used by networks without a composite."""
     composite: float = 1.0
     """Weight of the composite's own error; 0 trains the diffusion alone."""
     diffusion: float = 0.03

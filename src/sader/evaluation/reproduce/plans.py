@@ -79,10 +79,7 @@ SCORED_BANDS = {paper.SEN2: ("B04", "B03", "B02"), paper.TS: BANDS_13, HERE: BAN
 HELPING_BANDS: dict[str, tuple[str, ...]] = {paper.SEN2: ("B08",), paper.TS: (), HERE: ()}
 
 # Plain MSE: both weights are 1, and at this threshold every pixel is in exactly one of the two terms.
-_MSE = tuple(
-    f"objective.cloud_aware.{text}"
-    for text in ("cloud=1", "clear=1", "brightness=0", "threshold=0.000001", "weight_form=linear")
-)
+_MSE = tuple(f"objective.cloud_aware.{text}" for text in ("cloud=1", "clear=1", "brightness=0", "threshold=0.000001"))
 _NO_CLEAR = ("objective.cloud_aware.clear=0",)
 _NO_BRIGHTNESS = ("objective.cloud_aware.brightness=0",)
 _NO_FUSION = ("model.network.use_fusion=false",)
