@@ -14,6 +14,7 @@ _WHERE = {
     "CloudRemover": "sader.inference.remover",
     "RemoverOptions": "sader.inference.options",
     "remove_files": "sader.geo.remove",
+    "clean_series": "sader.geo.series",
     "remove_xarray": "sader.geo.xarray.lazy",
     "MTCDN": "sader.model.mtcdn",
     "MTCDNConfig": "sader.model.mtcdn",
@@ -42,6 +43,7 @@ __all__ = [
     "Resampler",
     "SaderError",
     "__version__",
+    "clean_series",
     "evaluate",
     "get_preset",
     "karras_sigmas",
@@ -67,6 +69,7 @@ if TYPE_CHECKING:
     from sader.checkpoint import load_checkpoint, save_checkpoint
     from sader.errors import SaderError
     from sader.geo.remove import remove_files
+    from sader.geo.series import clean_series
     from sader.geo.xarray.lazy import remove_xarray
     from sader.inference.options import RemoverOptions
     from sader.inference.remover import CloudRemover

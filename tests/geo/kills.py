@@ -1,6 +1,6 @@
-"""Ends `run_remove` at its k-th file operation, runs it again and compares the files; started by test_kills.py.
+"""Ends `run_remove` or `run_series` at its k-th file operation, runs it again and compares the files.
 
-    python kills.py MODEL FOLDER INPUT... --every N
+    python kills.py MODEL FOLDER INPUT... --every N [--series]
 
 A fresh process forks for every run, so that the model is loaded once and no other thread is running.
 """
@@ -21,6 +21,7 @@ import torch
 
 from sader.geo.remove import RemoveRequest, run_remove
 from sader.geo.scene.options import SceneOptions
+from sader.geo.series import run_series
 from sader.inference.remover import CloudRemover
 
 OPERATIONS = ("replace", "rename", "fsync", "unlink", "rmdir", "mkdir", "truncate")
@@ -62,7 +63,8 @@ def forked(request: RemoveRequest, remover: CloudRemover, last: int | None) -> i
             torch.set_num_threads(1)
             if last is not None:
                 count_operations(last)
-            run_remove(request, load=lambda model, device: (remover, "tiny"))
+            run = run_series if Path(request.out).suffix == "" else run_remove
+            run(request, load=lambda model, device: (remover, "tiny"))
             status = 0
         except BaseException:
             traceback.print_exc()
@@ -91,6 +93,7 @@ def main() -> None:
     parser.add_argument("folder", type=Path)
     parser.add_argument("inputs", nargs="+")
     parser.add_argument("--every", type=int, default=1)
+    parser.add_argument("--series", action="store_true")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     if arguments.inputs[0].endswith(".zarr"):
@@ -100,6 +103,8 @@ def main() -> None:
     remover = CloudRemover.from_pretrained(arguments.model, device="cpu").with_options(tile=32, overlap=8)
 
     def request(folder: Path) -> RemoveRequest:
+        if arguments.series:
+            return RemoveRequest(tuple(arguments.inputs), str(folder), SceneOptions(provenance=True))
         folder.mkdir(parents=True)
         options = SceneOptions(reference=0, count=True, uncertainty=True, samples=1)
         if arguments.inputs[0].endswith(".zarr"):
@@ -125,7 +130,9 @@ def main() -> None:
         for name in names:
             if not name.endswith(".html"):
                 same = (folder / name).read_bytes() == (wanted / name).read_bytes()
-                assert same or name in NAMES_ITS_FOLDER, f"operation {number}: {name} differs"
+                assert same or name in NAMES_ITS_FOLDER or (arguments.series and name.endswith(".json")), (
+                    f"operation {number}: {name} differs"
+                )
         number += arguments.every
     print(f"{kills} kills, {number} operations, {len(names)} files")
 

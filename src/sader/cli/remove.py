@@ -1,172 +1,159 @@
-"""`sader remove`: parses the command line, calls `run_remove`, prints the report."""
+"""`sader remove` and `sader series`: parse the command line, call `run_remove` or `run_series`, print the report."""
 
 import json
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from sader.cli.options import AsJson
+from sader.cli import options as shared
+from sader.cli.options import WRITING, AsJson, option
 from sader.errors import printable
 
-READING, TILES, WRITING, WORKING = "Reading the input", "Masks and tiles", "More outputs", "Model and machine"
 LOG_EVERY = 60.0
 """Seconds between lines about progress where there is no terminal for a bar."""
 
 app = typer.Typer()
 
 
-def _option(help: str, panel: str | None = None, *names: str, **more: Any) -> Any:
-    return typer.Option(*names, help=help, rich_help_panel=panel, **more)
+@app.command()
+def remove(
+    inputs: shared.Inputs = None,
+    out: Annotated[Path, option("GeoTIFF to write (.zarr for a Zarr store).", None, "--out", "-o")] = Path("clear.tif"),
+    reference: Annotated[
+        str, option("Date to clean: a file name, a date, auto (the clearest) or none (a new image).")
+    ] = "auto",
+    overwrite: shared.Overwrite = False,
+    as_json: AsJson = False,
+    bands: shared.Bands = None,
+    offset: shared.Offset = "auto",
+    scale: shared.Scale = None,
+    grid: shared.OutputGrid = None,
+    stac: shared.Stac = None,
+    bbox: shared.Bbox = None,
+    dates: shared.Dates = None,
+    collection: shared.Collection = None,
+    mask: shared.Mask = None,
+    cloud_threshold: shared.CloudThreshold = None,
+    mask_growth: shared.MaskGrowth = None,
+    tile: shared.TileEdge = None,
+    overlap: shared.Overlap = None,
+    uncertainty: shared.Uncertainty = False,
+    count: shared.Count = False,
+    provenance: shared.Provenance = False,
+    preview: Annotated[Path | None, option("PNG of the inputs and the result.", WRITING)] = None,
+    report: Annotated[
+        Path | None, option("HTML page about the run; also writes provenance (and uncertainty).", WRITING)
+    ] = None,
+    item: Annotated[bool, option("STAC item beside the output.", WRITING, "--item/--no-item")] = True,
+    model: shared.SceneModel = None,
+    steps: shared.SceneSteps = None,
+    resampling: shared.Resampling = None,
+    guide: shared.Guide = None,
+    guide_weights: shared.GuideWeights = None,
+    samples: shared.Samples = None,
+    seed: shared.SceneSeed = 0,
+    device: shared.SceneDevice = None,
+    threads: shared.Threads = None,
+    batch_size: shared.BatchSize = None,
+    backend: shared.Backend = None,
+    dask: shared.Dask = None,
+) -> None:
+    """Remove the clouds of your own scene: several dates in, one cloud-free map out."""
+    given = dict(locals())
+    with _watched(given) as callbacks:
+        from sader.geo.remove import run_remove
+
+        done = run_remove(_request(given), **callbacks)
+    _print(done, as_json, print_report)
 
 
 @app.command()
-def remove(
-    inputs: Annotated[
-        list[str] | None,
-        typer.Argument(help="GeoTIFFs, folders, .SAFE products or STAC items of one place, or one Zarr store."),
+def series(
+    inputs: shared.Inputs = None,
+    out: Annotated[Path, option("Folder of GeoTIFFs to write, or NAME.zarr.", None, "--out", "-o")] = Path("series"),
+    nearest: Annotated[
+        int | None, option("Clean each date with this many dates nearest in time; default: all dates.", None, min=1)
     ] = None,
-    out: Annotated[Path, _option("GeoTIFF to write (.zarr for a Zarr store).", None, "--out", "-o")] = Path(
-        "clear.tif"
-    ),
-    reference: Annotated[
-        str, _option("Date to clean: a file name, a date, auto (the clearest) or none (a new image).")
-    ] = "auto",
-    overwrite: Annotated[bool, _option("Replace existing outputs.", None, "--overwrite")] = False,
+    overwrite: shared.Overwrite = False,
     as_json: AsJson = False,
-    bands: Annotated[
-        str | None,
-        _option("Names in the order of the file, or rgb, rgbn, bgrn, grn, 10-band, 12-band, 13-band.", READING),
-    ] = None,
-    offset: Annotated[str, _option("auto, none, or counts such as -1000 (baseline 04.00).", READING)] = "auto",
-    scale: Annotated[float | None, _option("Reflectance per count; default: that of the file.", READING)] = None,
-    grid: Annotated[
-        str | None,
-        _option("Output grid: a raster file, EPSG:32632 or EPSG:32632/20; default: the first input.", READING),
-    ] = None,
-    stac: Annotated[str | None, _option("STAC API to search instead of files.", READING)] = None,
-    bbox: Annotated[str | None, _option("west,south,east,north in degrees, with --stac.", READING)] = None,
-    dates: Annotated[str | None, _option("2022-03-01/2022-05-31, with --stac.", READING)] = None,
-    collection: Annotated[str | None, _option("STAC collection; default sentinel-2-l2a.", READING)] = None,
-    mask: Annotated[
+    bands: shared.Bands = None,
+    offset: shared.Offset = "auto",
+    scale: shared.Scale = None,
+    grid: shared.OutputGrid = None,
+    stac: shared.Stac = None,
+    bbox: shared.Bbox = None,
+    dates: shared.Dates = None,
+    collection: shared.Collection = None,
+    mask: shared.Mask = None,
+    cloud_threshold: shared.CloudThreshold = None,
+    mask_growth: shared.MaskGrowth = None,
+    tile: shared.TileEdge = None,
+    overlap: shared.Overlap = None,
+    animation: Annotated[Path | None, option("GIF of all dates, before and after.", WRITING)] = None,
+    point: Annotated[
         list[str] | None,
-        _option("auto, scl, own, s2cloudless, omnicloudmask, a folder, or a mask file for each date (repeat).", TILES),
+        option("NDVI before and after at longitude,latitude, as CSV and PNG in the output folder (repeat).", WRITING),
     ] = None,
-    cloud_threshold: Annotated[
-        float | None, _option("Probability that counts as cloud in masks of the model; default 0.5.", TILES)
-    ] = None,
-    mask_growth: Annotated[
-        int | None, _option("Pixels by which masks of the model are widened; default 2.", TILES)
-    ] = None,
-    tile: Annotated[int | None, _option("Edge of a tile in pixels; default 512.", TILES)] = None,
-    overlap: Annotated[int | None, _option("Pixels shared by neighbouring tiles; default 64.", TILES)] = None,
-    uncertainty: Annotated[
-        bool, _option("OUT_uncertainty.tif: expected error in reflectance.", WRITING, "--uncertainty")
-    ] = False,
-    count: Annotated[bool, _option("OUT_count.tif: number of clear observations.", WRITING, "--count")] = False,
-    provenance: Annotated[
-        bool, _option("OUT_provenance.tif: 1 observed, 2 reconstructed.", WRITING, "--provenance")
-    ] = False,
-    preview: Annotated[Path | None, _option("PNG of the inputs and the result.", WRITING)] = None,
-    report: Annotated[
-        Path | None, _option("HTML page about the run; also writes provenance (and uncertainty).", WRITING)
-    ] = None,
-    item: Annotated[bool, _option("STAC item beside the output.", WRITING, "--item/--no-item")] = True,
-    model: Annotated[
-        str | None,
-        _option(
-            "Shipped weights, a preset or a checkpoint file; default: sader-s2-rgbn, or for files with more bands "
-            "sader-s2-msi.",
-            WORKING,
-        ),
-    ] = None,
-    steps: Annotated[str | None, _option("Sampling steps: 4, or 4+1; default: those of the model.", WORKING)] = None,
-    resampling: Annotated[
-        str | None, _option("Variant of the resampling: paper (Algorithm 1), public_code or default.", WORKING)
-    ] = None,
-    guide: Annotated[str | None, _option("Guide of the resampling: mae, conv, mean, lowpass or none.", WORKING)] = None,
-    guide_weights: Annotated[
-        str | None, _option("Weights of the guide mae or conv (sader pretrain-guide).", WORKING)
-    ] = None,
-    samples: Annotated[
-        int | None,
-        _option("Results averaged; default 1, or 4 for --uncertainty of a model that states no error.", WORKING, min=1),
-    ] = None,
-    seed: Annotated[int, _option("The same seed gives the same image.", WORKING)] = 0,
-    device: Annotated[str | None, _option("cpu, cuda or cuda:1; default: a GPU if there is one.", WORKING)] = None,
-    threads: Annotated[
-        int | None, _option("Processor cores used on a CPU; default: all that are available.", WORKING, min=1)
-    ] = None,
-    batch_size: Annotated[int | None, _option("Tiles computed together on a GPU; default 8.", WORKING, min=1)] = None,
-    backend: Annotated[
-        str | None,
-        _option("torch (default on a CPU), accelerated (half precision, default on a GPU) or onnx.", WORKING),
-    ] = None,
-    dask: Annotated[
-        str | None,
-        _option("Compute on a dask cluster: address or file of its scheduler, or local (this process).", WORKING),
-    ] = None,
+    uncertainty: shared.Uncertainty = False,
+    count: shared.Count = False,
+    provenance: shared.Provenance = False,
+    model: shared.SceneModel = None,
+    steps: shared.SceneSteps = None,
+    resampling: shared.Resampling = None,
+    guide: shared.Guide = None,
+    guide_weights: shared.GuideWeights = None,
+    samples: shared.Samples = None,
+    seed: shared.SceneSeed = 0,
+    device: shared.SceneDevice = None,
+    threads: shared.Threads = None,
+    batch_size: shared.BatchSize = None,
+    backend: shared.Backend = None,
+    dask: shared.Dask = None,
 ) -> None:
-    """Remove the clouds of your own scene: several dates in, one cloud-free map out."""
+    """Remove the clouds of every date: a folder of dates in, the same dates cloud-free out."""
+    given = dict(locals())
+    with _watched(given) as callbacks:
+        from sader.geo.series import run_series
+
+        gif = None if animation is None else str(animation)
+        done = run_series(_request(given), nearest=nearest, animation=gif, points=tuple(point or ()), **callbacks)
+    _print(done, as_json, print_series)
+
+
+def _request(given: Mapping[str, Any]) -> Any:
+    """Return the `RemoveRequest` of the options of a command, by name."""
+    from sader.geo.remove import RemoveRequest
+    from sader.geo.scene.options import SceneOptions
+
+    def plain(value: Any) -> Any:
+        return str(value) if isinstance(value, Path) else tuple(value) if isinstance(value, list) else value
+
+    options = {name: given[name] for name in SceneOptions.__dataclass_fields__ if name in given}
+    more = {name: plain(given[name]) for name in RemoveRequest.__dataclass_fields__ if name in given}
+    more |= {name: more[name] or () for name in ("inputs", "mask")}
+    return RemoveRequest(**more, options=SceneOptions(**options))
+
+
+@contextmanager
+def _watched(given: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+    """Yield the arguments `progress` and `notice` of a run; progress is a bar on a terminal, else lines."""
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-    if not inputs and stac is None:
+    if not given["inputs"] and given["stac"] is None:
         raise typer.BadParameter("name at least one GeoTIFF, folder, .SAFE product or STAC item.")
     live = Console(stderr=True)
-    columns = (
-        TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TextColumn("{task.fields[rate]}"),
-        TimeRemainingColumn(elapsed_when_finished=True),
-    )  # fmt: skip
+    remaining = TimeRemainingColumn(elapsed_when_finished=True)
+    rate = TextColumn("{task.fields[rate]}")
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), rate, remaining)
     with Progress(*columns, console=live, transient=True, disable=not live.is_terminal) as bar:
+        # Importing torch, which follows, takes seconds: the bar is already on the screen.
         task = bar.add_task("opening", total=None, rate="")
-        # Importing torch takes seconds: the bar is already on the screen.
-        from sader.geo.remove import RemoveRequest, run_remove
-        from sader.geo.scene.options import SceneOptions
-
-        options = SceneOptions(
-            reference=reference,
-            steps=steps,
-            resampling=resampling,
-            guide=guide,
-            guide_weights=guide_weights,
-            seed=seed,
-            samples=samples,
-            tile=tile,
-            overlap=overlap,
-            batch_size=batch_size,
-            threads=threads,
-            cloud_threshold=cloud_threshold,
-            mask_growth=mask_growth,
-            uncertainty=uncertainty,
-            count=count,
-            provenance=provenance,
-            overwrite=overwrite,
-            backend=backend,
-        )
-        request = RemoveRequest(
-            inputs=tuple(inputs or ()),
-            out=str(out),
-            options=options,
-            bands=bands,
-            offset=offset,
-            scale=scale,
-            mask=tuple(mask or ()),
-            grid=grid,
-            model=model,
-            device=device,
-            preview=None if preview is None else str(preview),
-            report=None if report is None else str(report),
-            item=item,
-            dask=dask,
-            stac=stac,
-            bbox=bbox,
-            dates=dates,
-            collection=collection,
-        )
         lines = None if live.is_terminal else ProgressLines(lambda text: print(text, file=sys.stderr, flush=True))
 
         def progress(done: int, total: int) -> None:
@@ -180,14 +167,17 @@ def remove(
             live.print(f"note: {printable(text)}", style="yellow", highlight=False, markup=False, soft_wrap=True)
 
         try:
-            done = run_remove(request, progress=progress, notice=notice)
+            yield {"progress": progress, "notice": notice}
         except KeyboardInterrupt:
             notice("stopped. The same command continues from here; a different one with this output starts again.")
             raise
+
+
+def _print(report: Any, as_json: bool, show: Callable[[Any], None]) -> None:
     if as_json:
-        print(json.dumps(done.as_dict(), indent=2))
+        print(json.dumps(report.as_dict(), indent=2))
     else:
-        print_report(done)
+        show(report)
 
 
 class ProgressLines:
@@ -228,4 +218,16 @@ def print_report(report: Any) -> None:
     )
     for path in report.files:
         print(f"wrote {printable(path)}")
+    sys.stdout.flush()
+
+
+def print_series(report: Any) -> None:
+    """Print one line for each date, then the files of the whole series."""
+    for scene in report.scenes:
+        total = max(1, sum(scene.pixels.values()))
+        rebuilt = scene.pixels.get("reconstructed", 0) / total
+        print(f"{printable(scene.reference)}: {rebuilt:.1%} reconstructed, {printable(scene.output)}")
+    for path in report.files:
+        print(f"wrote {printable(path)}")
+    print(f"{len(report.scenes)} dates in {report.seconds:.1f} s")
     sys.stdout.flush()

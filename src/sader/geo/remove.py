@@ -21,7 +21,7 @@ from sader.geo.read.arrays import LoadFunction, source_from
 from sader.geo.read.masks import with_masks
 from sader.geo.read.sources import open_sources
 from sader.geo.scene.options import SceneOptions
-from sader.geo.scene.run import Extras, SceneReport, check_output, clear_scene
+from sader.geo.scene.run import Extras, MakeExecutor, SceneReport, check_output, clear_scene
 from sader.geo.stack import DateSource, GeoStack
 from sader.inference.masks import ENOUGH_BANDS, FALLBACK_MODEL
 from sader.inference.remover import DEFAULT_MODEL, CloudRemover
@@ -86,9 +86,25 @@ def run_remove(
         return _remove_zarr(request, load or load_remover, progress, notify)
     check_output(request.out, overwrite=request.options.overwrite)
     _check_extras(request)
+    stack, remover, options = open_request(request, load or load_remover, notify)
+    done = clear_scene(
+        stack,
+        remover,
+        request.out,
+        options,
+        progress=progress,
+        notice=notify,
+        executor=executor_of(request),
+        extras=_extras(request, remover, messages),
+    )
+    return replace(done, notices=tuple(dict.fromkeys(messages)))
+
+
+def open_request(request: RemoveRequest, load: Loader, notify: Notice) -> tuple[GeoStack, CloudRemover, SceneOptions]:
+    """Return the stack, the remover and the options of a request, after all checks that read no pixels."""
     sources = find_sources(request, notify)
     asked = None if request.bands is None else parse_bands(request.bands)
-    remover, name = (load or load_remover)(request.model or choose_model(sources, asked, notify), request.device)
+    remover, name = load(request.model or choose_model(sources, asked, notify), request.device)
     options = replace(request.options, model_name=name)
     if request.report is not None:
         options = _with_layers(options, remover)
@@ -100,22 +116,16 @@ def run_remove(
         )
     stack = build_stack(sources, remover.config.network, bands=asked, grid=request.grid, notice=notify)
     check_stack(stack, remover, notify)
-    executor = None
-    if request.dask is not None:
-        from sader.geo.xarray.cluster import cluster_executor
+    return stack, remover, options
 
-        executor = partial(cluster_executor, request.dask)
-    done = clear_scene(
-        stack,
-        remover,
-        request.out,
-        options,
-        progress=progress,
-        notice=notify,
-        executor=executor,
-        extras=_extras(request, remover, messages),
-    )
-    return replace(done, notices=tuple(dict.fromkeys(messages)))
+
+def executor_of(request: RemoveRequest) -> MakeExecutor | None:
+    """Return what provides the executor of a cluster; None for threads of this process."""
+    if request.dask is None:
+        return None
+    from sader.geo.xarray.cluster import cluster_executor
+
+    return partial(cluster_executor, request.dask)
 
 
 def _check_trained(remover: CloudRemover, notice: Notice) -> None:
@@ -154,7 +164,7 @@ def _extras(request: RemoveRequest, remover: CloudRemover, messages: Sequence[st
     if (preview := request.preview) is not None:
         found[Path(preview)] = lambda report, stack: write_preview(preview, stack, report)
     if request.item:
-        found[Path(request.out).with_suffix(".json")] = partial(_write_item, request)
+        found[Path(request.out).with_suffix(".json")] = partial(write_scene_item, preview=request.preview)
     if (page := request.report) is not None:
         settings = _settings(request)
 
@@ -166,7 +176,10 @@ def _extras(request: RemoveRequest, remover: CloudRemover, messages: Sequence[st
     return found
 
 
-def _write_item(request: RemoveRequest, report: SceneReport, stack: GeoStack) -> None:
+def write_scene_item(
+    report: SceneReport, stack: GeoStack, *, preview: str | None = None, collection: Path | None = None
+) -> None:
+    """Write the STAC item of a result beside it. collection: the file of the collection that it belongs to."""
     from sader.geo.stac.write import write_item
 
     reference = None if report.reference_index is None else stack.sources[report.reference_index]
@@ -174,7 +187,7 @@ def _write_item(request: RemoveRequest, report: SceneReport, stack: GeoStack) ->
         report.output,
         sources=stack.sources,
         reference=reference,
-        assets={layer_name(file, report, request.preview): file for file in report.files[1:]},
+        assets={layer_name(file, report, preview): file for file in report.files[1:]},
         processing={
             "sader:model": report.model,
             "sader:seed": report.seed,
@@ -182,6 +195,7 @@ def _write_item(request: RemoveRequest, report: SceneReport, stack: GeoStack) ->
             "sader:samples": report.samples,
         },
         coding=stack.coding,
+        collection=collection,
     )
 
 
@@ -351,17 +365,36 @@ def remove_files(
     >>> report = sader.remove_files(remover, ["march.tif", "may.tif"], "clear.tif")     # doctest: +SKIP
     >>> print(report.reference, report.pixels)                                          # doctest: +SKIP
     """
+
+    def notify(text: str) -> None:
+        warnings.warn(text, stacklevel=5)
+
+    check_output(out, overwrite=bool(options.get("overwrite")))
+    stack, wanted = open_files(
+        remover, files, notify, bands=bands, offset=offset, mask=mask, grid=grid, load=load, **options
+    )
+    return clear_scene(stack, remover, out, wanted, progress=progress, notice=notify)
+
+
+def open_files(
+    remover: CloudRemover,
+    files: Sequence[str | Path],
+    notify: Notice,
+    *,
+    bands: str | Sequence[str] | None = None,
+    offset: str | float | None = "auto",
+    mask: str | Path | Sequence[str | Path] | None = None,
+    grid: str | Path | None = None,
+    load: LoadFunction | None = None,
+    **options: Any,
+) -> tuple[GeoStack, SceneOptions]:
+    """Return the stack of some files and the options; arguments as in `remove_files`."""
     unknown = [key for key in options if key not in SceneOptions.__dataclass_fields__]
     if unknown:
         raise ConfigError(f"unknown option {unknown[0]}{did_you_mean(unknown[0], SceneOptions.__dataclass_fields__)}")
     wanted = SceneOptions(**options)
-
-    def notify(text: str) -> None:
-        warnings.warn(text, stacklevel=4)
-
     if isinstance(files, str | Path):
         raise DataError(f"files is one path ({files}); expected a list of them, one for each date or folder.")
-    check_output(out, overwrite=wanted.overwrite)
     names = None if bands is None else parse_bands(bands)
     if load is None:
         sources = open_sources(files, bands=bands, offset=offset, mask=mask, notice=notify)
@@ -370,4 +403,4 @@ def remove_files(
         sources = made if mask is None else list(with_masks(made, mask))
     stack = build_stack(sources, remover.config.network, bands=names, grid=grid, notice=notify)
     check_stack(stack, remover, notify)
-    return clear_scene(stack, remover, out, wanted, progress=progress, notice=notify)
+    return stack, wanted

@@ -158,7 +158,8 @@ class FileMask:
 
 BLOCK, MARGIN = 512, 64
 """Edge in pixels of the blocks of a detector, and of the margin around them."""
-CACHED_BLOCKS = 32
+CACHED_BLOCKS = 8192
+"""Blocks that are kept, packed into bits: 32 KiB each, so that a series of sixteen whole tiles is detected once."""
 
 
 @dataclass(frozen=True)
@@ -201,18 +202,20 @@ class DetectorBlocks:
     """The last blocks of a detector; shared by threads, empty after pickling."""
 
     def __init__(self) -> None:
-        self._blocks: OrderedDict[Any, NDArray[np.bool_]] = OrderedDict()
+        self._blocks: OrderedDict[Any, tuple[NDArray[np.uint8], int]] = OrderedDict()
         self._lock = threading.Lock()
 
     def get(self, key: Any, make: Callable[[], NDArray[np.bool_]]) -> NDArray[np.bool_]:
         """Return the block of `key`, computed where it is not cached."""
         with self._lock:
             if key not in self._blocks:
-                self._blocks[key] = make()
+                block = make()
+                self._blocks[key] = np.packbits(block, axis=1), block.shape[1]
                 while len(self._blocks) > CACHED_BLOCKS:
                     self._blocks.popitem(last=False)
             self._blocks.move_to_end(key)
-            return self._blocks[key]
+            packed, width = self._blocks[key]
+        return np.unpackbits(packed, axis=1, count=width).astype(bool)
 
     def __reduce__(self) -> tuple[type[DetectorBlocks], tuple[()]]:
         return DetectorBlocks, ()

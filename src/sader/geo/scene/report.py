@@ -34,7 +34,7 @@ from sader.figures.picture import Panel, Picture, compose, heat_picture, save_pn
 from sader.geo.read.raster import open_raster, reading
 from sader.geo.scene.source import overview_grid, read_overview
 from sader.geo.stack import GeoStack
-from sader.inference.scene_match import Overview
+from sader.inference.scene import Overview
 from sader.inference.values import RECONSTRUCTED, decode_array
 
 if TYPE_CHECKING:
@@ -58,7 +58,7 @@ def write_preview(path: str | Path, stack: GeoStack, report: SceneReport) -> Pat
     """Draw inputs and result with one stretch, the cleaned date framed; return the path of the PNG."""
     factor = max(1, -(-max(stack.grid.shape) // EDGE))
     grid = stack.grid if factor == 1 else stack.grid.coarser(factor)
-    result = _reflectance(report.output, grid.shape, stack)
+    result = small_reflectance(report.output, grid.shape, stack)
     limits = stretch_limits([result], bands=stack.bands)
 
     def shown(image: NDArray[np.float32]) -> Picture:
@@ -100,7 +100,7 @@ def write_scene_report(
     Pictures, masks and distributions are those of the overview, at most 512 pixels along the longer edge.
     """
     overview, grid = read_overview(stack, remover), overview_grid(stack)
-    result = _reflectance(report.output, grid.shape, stack)
+    result = small_reflectance(report.output, grid.shape, stack)
     layers = {Path(file).stem.removeprefix(Path(report.output).stem + "_"): file for file in report.files[1:]}
     rebuilt: NDArray[np.bool_] | None = None
     if "provenance" in layers:
@@ -260,7 +260,8 @@ def _colour(image: NDArray[np.float32], stack: GeoStack, result: NDArray[np.floa
     return true_colour(image, bands=stack.bands, limits=stretch_limits([result], bands=stack.bands))
 
 
-def _reflectance(path: str, shape: tuple[int, int], stack: GeoStack) -> NDArray[np.float32]:
+def small_reflectance(path: str, shape: tuple[int, int], stack: GeoStack) -> NDArray[np.float32]:
+    """Return a small version (C, h, w) of a result in reflectance, NaN where there is no data."""
     values, valid = decode_array(_numbers(path, shape), (stack.coding,) * len(stack.bands))
     return np.where(valid, values, np.float32(np.nan))
 

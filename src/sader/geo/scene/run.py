@@ -30,8 +30,15 @@ from sader.geo.stack import GeoStack
 from sader.inference.masks import FALLBACK_MODEL
 from sader.inference.options import default_backend
 from sader.inference.remover import CloudRemover
-from sader.inference.scene import Executor, ScenePlan, local_executor, run_rows
-from sader.inference.scene_match import Overview, check_reference, find_reference
+from sader.inference.scene import (
+    Executor,
+    Overview,
+    ScenePlan,
+    check_reference,
+    find_reference,
+    local_executor,
+    run_rows,
+)
 from sader.inference.tiling import Notice, Progress
 
 CACHE_BYTES = 256 * 2**20
@@ -39,6 +46,8 @@ CACHE_BYTES = 256 * 2**20
 HARDLY_CLEAR = 0.01
 """Part of the pixels of a date: below this share in every date the whole result is an estimate."""
 
+OpenScene = Callable[[], tuple[StackScene, Overview]]
+"""Returns the stack as a source, and its overview; several results of one stack share them (`sader.geo.series`)."""
 MakeExecutor = Callable[[ScenePlan, CloudRemover, StackScene], contextlib.AbstractContextManager[Executor]]
 """Provides the executor of a scene (`sader.geo.xarray.cluster`)."""
 
@@ -164,11 +173,13 @@ def clear_scene(
     notice: Notice | None = None,
     executor: MakeExecutor | None = None,
     extras: Extras | None = None,
+    opened: OpenScene | None = None,
 ) -> SceneReport:
     """Remove the clouds of a scene and write it to `out`.
 
     progress: called with (tiles done, tiles in all). notice: called with messages for the user.
     executor: computes the tiles; None = threads of this process. extras: files that are written beside the output.
+    opened: provides the source and the overview of the stack; None: they are read here.
     """
     messages: list[str] = []
 
@@ -194,7 +205,7 @@ def clear_scene(
         if work.note:
             notify(work.note)
         try:
-            report = _compute(scene, work, progress, notify, executor) if work.state.report is None else None
+            report = _compute(scene, work, progress, notify, executor, opened) if work.state.report is None else None
         except SaderError as error:
             if work.fresh or not _resumable(error, scene):
                 work.remove()
@@ -231,13 +242,23 @@ def scene_remover(remover: CloudRemover, options: SceneOptions) -> CloudRemover:
     return remover.with_options(**changes, backend=backend)
 
 
+def open_scene(stack: GeoStack, remover: CloudRemover) -> tuple[StackScene, Overview]:
+    """Return the stack as a source of the scene loop, and its overview."""
+    source = StackScene.of(stack, remover.config.network.aux_bands)
+    return source, read_overview(stack, remover, source)
+
+
 def _compute(
-    scene: Scene, work: WorkFolder, progress: Progress | None, notice: Notice, executor: MakeExecutor | None
+    scene: Scene,
+    work: WorkFolder,
+    progress: Progress | None,
+    notice: Notice,
+    executor: MakeExecutor | None,
+    opened: OpenScene | None,
 ) -> SceneReport:
     """Compute all rows that are missing in the work folder and return the report."""
     stack, remover, options = scene.stack, scene.remover, scene.options
-    source = StackScene.of(stack, remover.config.network.aux_bands)
-    overview = read_overview(stack, remover, source)
+    source, overview = open_scene(stack, remover) if opened is None else opened()
     reference = choose_reference(options, stack, overview, remover, notice)
     if (overview.clear_share <= HARDLY_CLEAR * overview.valid.mean(axis=(1, 2))).all():
         notice(

@@ -15,8 +15,8 @@ from sader.errors import DataError, ValueRangeError
 from sader.geo.grid import Grid
 from sader.geo.scene.block_cache import BlockCache
 from sader.geo.stack import DateSource, GeoStack
-from sader.inference.scene import Remover, SceneWindow, available_cores
-from sader.inference.scene_match import Overview, overview_factor
+from sader.inference.scene import Overview, Remover, SceneWindow, available_cores
+from sader.inference.scene_match import overview_factor
 from sader.inference.tiling import Window
 from sader.inference.values import HIGHEST, LOWEST, ValueCoding, as_tensor, decode, decode_array
 
@@ -128,6 +128,12 @@ def read_overview(stack: GeoStack, remover: Remover, scene: StackScene | None = 
         raise DataError(
             f"no date has a valid pixel: {names} hold nodata only. Check the files, their nodata value and --grid."
         )
+    return overview_of(stack, remover, cloudy, valid)
+
+
+def overview_of(stack: GeoStack, remover: Remover, cloudy: NDArray[np.float32], valid: NDArray[np.bool_]) -> Overview:
+    """Return the overview of dates that are read: cloudy (T, C, h, w), valid (T, h, w)."""
+    grid = overview_grid(stack)
     masks = [_read_mask(source, stack.grid, grid) for source in stack.sources]
     return Overview.of(remover, cloudy, valid=valid, masks=masks, bands=stack.bands)
 

@@ -44,6 +44,7 @@ def write_item(
     processing: Mapping[str, Any] | None = None,
     path: str | Path | None = None,
     coding: ValueCoding | None = None,
+    collection: Path | None = None,
 ) -> Path:
     """Write the item of `result` and return its path, by default `result` with the suffix .json.
 
@@ -51,6 +52,7 @@ def write_item(
     without it the item covers the time from the first date to the last.
     assets: name -> further files, such as uncertainty or preview. processing: further properties, such as
     "sader:model". coding: value coding of the result where its file does not state it.
+    collection: the file of the collection that the item belongs to (`write_collection`).
     """
     stac = require("pystac", extra="geo", purpose="writing the STAC item")
     result = Path(result)
@@ -76,7 +78,44 @@ def write_item(
     for title, href in _inputs(sources):
         relative = href if "://" in href else _relative(Path(href), target)
         item.add_link(stac.Link("derived_from", relative, title=title))
-    content = item.to_dict(include_self_link=False, transform_hrefs=False)
+    if collection is not None:
+        item.collection_id = collection.resolve().parent.name
+        for rel in ("root", "parent", "collection"):
+            item.add_link(stac.Link(rel, _relative(collection, target), "application/json"))
+    return _write(target, item)
+
+
+def write_collection(path: Path, items: Sequence[Path]) -> Path:
+    """Write the collection of items in its folder and return its path; its links are relative.
+
+    Extent and period are those of the items; the id is the name of the folder.
+    """
+    stac = require("pystac", extra="geo", purpose="writing the STAC collection")
+    read = [stac.Item.from_dict(json.loads(one.read_text(encoding="utf-8"))) for one in items]
+    name = path.resolve().parent.name
+    boxes = [item.bbox for item in read if item.bbox is not None] or [[-180.0, -90.0, 180.0, 90.0]]
+    wests, souths, easts, norths = zip(*boxes, strict=True)
+    times = [time for item in read for time in (item.datetime, *_period(item)) if time is not None]
+    period = [min(times), max(times)] if times else [None, None]
+    box = [min(wests), min(souths), max(easts), max(norths)]
+    extent = stac.Extent(stac.SpatialExtent([box]), stac.TemporalExtent([period]))
+    text = f"{len(read)} dates without clouds, written by sader {__version__}"
+    collection = stac.Collection(name, text, extent, license="other")
+    collection.add_link(stac.Link("root", f"./{path.name}", "application/json"))
+    for one, item in zip(items, read, strict=True):
+        collection.add_link(stac.Link("item", _relative(one, path), "application/geo+json", item.id))
+    return _write(path, collection)
+
+
+def _period(item: pystac.Item) -> tuple[datetime | None, datetime | None]:
+    """Return first and last time of the item itself: none where it has one time, that of the cleaned date."""
+    if item.datetime is not None:
+        return None, None
+    return item.common_metadata.start_datetime, item.common_metadata.end_datetime
+
+
+def _write(target: Path, thing: pystac.Item | pystac.Collection) -> Path:
+    content = thing.to_dict(include_self_link=False, transform_hrefs=False)
     write_atomically(target, (json.dumps(content, indent=2, ensure_ascii=False, allow_nan=False) + "\n").encode())
     return target
 

@@ -25,9 +25,12 @@ from sader.inference.scene import (
     ScenePlan,
     SceneWindow,
     as_arrays,
+    check_reference,
+    find_reference,
+    intra_op_threads,
     predict_windows,
 )
-from sader.inference.scene_match import SceneMatch, check_reference, decimation, find_reference, intra_op_threads
+from sader.inference.scene_match import SceneMatch, decimation
 from sader.inference.tiling import Window, common
 from sader.inference.values import HIGHEST, LOWEST, NODATA, OBSERVED, RECONSTRUCTED
 
@@ -50,6 +53,8 @@ def remove_xarray(
 ) -> xr.DataArray:
     """Return the clear image (band, y, x) of an array (time, band, y, x), with its coordinates and CRS.
 
+    With reference="each" every date is cleaned in turn: the result is (time, band, y, x).
+
     An array in memory is computed at once, one backed by dask lazily (on a cluster with a `dask.distributed` client).
     Axes and bands are found by name; integers are decoded by their CF attributes (scale_factor, add_offset,
     _FillValue), floats are reflectance with NaN = nodata.
@@ -63,6 +68,8 @@ def remove_xarray(
     >>> sader.remove_xarray(remover, cube, reference="2022-05-13").to_zarr("clear.zarr")        # doctest: +SKIP
     """
     cube = open_cube(array, remover)
+    if isinstance(reference, str) and reference.lower() == "each":
+        return _each(remover, cube, cloud_mask, options)
     if cube.lazy:
         with warnings.catch_warnings():  # given once, by `open_cube`
             warnings.simplefilter("ignore")
@@ -84,6 +91,20 @@ def remove_xarray(
         **options,
     )
     return result_array(cube, made.clear, name="clear", long_name="reflectance", units="1")
+
+
+def _each(remover: CloudRemover, cube: Cube, cloud_mask: xr.DataArray | None, options: dict[str, Any]) -> xr.DataArray:
+    """Return every date without clouds (time, band, y, x); lazy arrays share the tasks that read them."""
+    import xarray
+
+    with warnings.catch_warnings():  # given once, by `open_cube`
+        warnings.simplefilter("ignore")
+        dates = [
+            remove_xarray(remover, cube.layout, reference=date, cloud_mask=cloud_mask, **options)
+            for date in range(cube.shape[0])
+        ]
+    time = cube.layout.dims[0]
+    return xarray.concat(dates, dim=cube.layout[time] if time in cube.layout.coords else time)
 
 
 def clear(array: xr.DataArray | xr.Dataset, remover: CloudRemover, **options: Any) -> xr.DataArray:

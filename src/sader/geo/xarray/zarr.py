@@ -30,8 +30,15 @@ from sader.geo.scene.run import SceneReport, job_facts, resumable, scene_remover
 from sader.geo.xarray.cluster import cluster_executor
 from sader.geo.xarray.cube import Cube, check_counts, cube_scene, mask_data, open_cube, result_array
 from sader.geo.xarray.lazy import PROVENANCE_TEXT, cube_plan
-from sader.inference.scene import ScenePlan, SceneWindow, local_executor, run_rows
-from sader.inference.scene_match import check_reference, decimation, find_reference
+from sader.inference.scene import (
+    ScenePlan,
+    SceneWindow,
+    check_reference,
+    find_reference,
+    local_executor,
+    run_rows,
+)
+from sader.inference.scene_match import decimation
 from sader.inference.tiling import Notice, Progress, Window
 from sader.inference.values import ValueCoding, fill_value
 
@@ -163,7 +170,7 @@ def clear_zarr(
             seconds=0.0,
         )
         with writing(target):
-            _publish(_write_store(rows, cube, target, report), target)
+            publish_store(_write_store(rows, cube, target, report), target)
         work.remove()
     return replace(report, seconds=time.perf_counter() - started, notices=tuple(messages))
 
@@ -267,11 +274,7 @@ def _write_store(rows: RowFiles, cube: Cube, target: Path, report: SceneReport) 
     import xarray
     import zarr
 
-    part = target.with_name(f".{target.name}.part")
-    _discard(part)
-    part.mkdir()
-    (part / MARKER).touch()
-    plan = rows.plan
+    part, plan = new_store(target), rows.plan
     edge = max(plan.shape) if len(plan.windows) == 1 else plan.tile - plan.overlap
     variables = {}
     for file in rows.files:
@@ -282,10 +285,7 @@ def _write_store(rows: RowFiles, cube: Cube, target: Path, report: SceneReport) 
         attrs: dict[str, Any] = {"long_name": TEXTS[layer.name], **({"units": "1"} if band else {})}
         name = VARIABLES[layer.name]
         variables[name] = result_array(cube, empty, name=name, band=band, **attrs)
-    coding, attrs = cube.coding, variables["clear"].attrs
-    if coding.is_integer or coding.scale != 1.0 or coding.offset != 0.0:
-        attrs.update(scale_factor=coding.scale, add_offset=coding.offset)
-    attrs["_FillValue"] = np.dtype(coding.dtype).type(fill_value(coding))
+    variables["clear"].attrs.update(coding_attributes(cube.coding))
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message=".*Zarr (V3|format 3)")  # text as band names
         xarray.Dataset(variables).to_zarr(part, mode="a", consolidated=False, compute=False)
@@ -293,11 +293,33 @@ def _write_store(rows: RowFiles, cube: Cube, target: Path, report: SceneReport) 
     for file in rows.files:
         _copy_rows(file, store[VARIABLES[file.layer.name]], edge)
     store.attrs.update({"sader_job": rows.work.digest, "sader_report": report.as_dict()})
+    sync_store(part)
+    return part
+
+
+def new_store(target: Path) -> Path:
+    """Return the empty, marked folder of an unfinished store beside the output."""
+    part = target.with_name(f".{target.name}.part")
+    discard_store(part)
+    part.mkdir()
+    (part / MARKER).touch()
+    return part
+
+
+def coding_attributes(coding: ValueCoding) -> dict[str, Any]:
+    """Return the CF attributes of stored numbers."""
+    found: dict[str, Any] = {"_FillValue": np.dtype(coding.dtype).type(fill_value(coding))}
+    if coding.is_integer or coding.scale != 1.0 or coding.offset != 0.0:
+        found |= {"scale_factor": coding.scale, "add_offset": coding.offset}
+    return found
+
+
+def sync_store(part: Path) -> None:
+    """Wait until all files of a store are on the disk."""
     for path in part.rglob("*"):
         if path.is_file():
             with open(path, "rb") as opened:
                 os.fsync(opened.fileno())
-    return part
 
 
 def _copy_rows(file: RowFile, variable: Any, edge: int) -> None:
@@ -307,20 +329,20 @@ def _copy_rows(file: RowFile, variable: Any, edge: int) -> None:
         variable[..., top : top + lines.shape[1], :] = lines if variable.ndim == 3 else lines[0]
 
 
-def _publish(part: Path, target: Path) -> None:
+def publish_store(part: Path, target: Path) -> None:
     """Give the finished store its name; an old one stays until the new one has it."""
     old = target.with_name(f".{target.name}.old")
-    _discard(old)
+    discard_store(old)
     if target.exists():
         (target / MARKER).touch()
         target.rename(old)
     part.rename(target)
     sync_folder(target.parent)
     (target / MARKER).unlink()
-    _discard(old)
+    discard_store(old)
 
 
-def _discard(folder: Path) -> None:
+def discard_store(folder: Path) -> None:
     """Delete an unfinished store, its marker last; refuse a link, and a folder that is not ours."""
     if not folder.is_symlink() and not folder.exists():
         return
@@ -337,7 +359,7 @@ def _discard(folder: Path) -> None:
     folder.rmdir()
 
 
-def _attributes(target: Path) -> dict[str, Any]:
+def store_attributes(target: Path) -> dict[str, Any]:
     """Return the attributes of a store; none for other folders."""
     import zarr
 
@@ -351,12 +373,12 @@ def _check_target(target: Path, digest: str, *, overwrite: bool) -> SceneReport 
     """Return the report of a complete store of the same job; refuse any other store, unless it may be replaced."""
     if overwrite or not target.exists():
         return None
-    found = _attributes(target)
+    found = store_attributes(target)
     if found.get("sader_job") != digest:
         raise OutputError(f"{target} exists. Use --overwrite to replace it, or choose another name.")
     (target / MARKER).unlink(missing_ok=True)
     for name in (f".{target.name}.old", f".{target.name}.part"):  # what a killed run could not remove
-        _discard(target.with_name(name))
+        discard_store(target.with_name(name))
     return SceneReport.from_dict(found["sader_report"])
 
 
@@ -390,7 +412,7 @@ def check_zarr_output(out: str | Path, *, overwrite: bool) -> Path:
         raise OutputError(f"the output is {target}; expected a name that ends in .zarr, as the input is a Zarr store.")
     if target.exists() and not any((target / name).exists() for name in ("zarr.json", ".zgroup", ".zmetadata")):
         raise OutputError(f"{target} exists and is no Zarr store; it is not overwritten. Choose another name.")
-    if target.exists() and not overwrite and "sader_job" not in _attributes(target) and not resumable(target):
+    if target.exists() and not overwrite and "sader_job" not in store_attributes(target) and not resumable(target):
         raise OutputError(f"{target} exists. Use --overwrite to replace it, or choose another name.")
     try:
         target.parent.mkdir(parents=True, exist_ok=True)

@@ -1,0 +1,332 @@
+"""`sader series`: every date of a stack in turn is the reference date, and is written without clouds.
+
+The dates are those of `sader remove --reference DATE` on the same inputs, bit for bit: one scene loop writes both. The
+source with its block cache, the overview and the masks of detectors are shared by all dates. The model's own masks are
+computed for every date, because they are refined for the reference date.
+
+A killed series continues where it stopped: finished dates are recognised by the checksum of their job, the unfinished
+one by its work folder (`sader.geo.scene.resume`).
+"""
+
+from __future__ import annotations
+
+import shutil
+import time
+import warnings
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+from functools import cached_property, partial
+from pathlib import Path
+from typing import Any
+
+from sader.errors import ConfigError, OutputError, require
+from sader.geo.remove import (
+    Loader,
+    RemoveRequest,
+    executor_of,
+    load_remover,
+    open_files,
+    open_request,
+    write_scene_item,
+)
+from sader.geo.scene.options import SceneOptions
+from sader.geo.scene.resume import job_digest
+from sader.geo.scene.run import (
+    Extras,
+    MakeExecutor,
+    Scene,
+    SceneReport,
+    clear_scene,
+    finished_report,
+    open_scene,
+    prepared,
+    resumable,
+    scene_remover,
+)
+from sader.geo.scene.source import StackScene, overview_of
+from sader.geo.stack import GeoStack
+from sader.inference.remover import CloudRemover
+from sader.inference.scene import Overview
+from sader.inference.tiling import Notice, Progress, plan_windows
+
+
+@dataclass(frozen=True)
+class SeriesReport:
+    """What was written."""
+
+    output: str
+    scenes: tuple[SceneReport, ...]
+    """One for each date, in the order of the inputs."""
+    files: tuple[str, ...]
+    """Files of the whole series: collection or Zarr store, animation, points."""
+    seconds: float
+    notices: tuple[str, ...] = ()
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the report as plain values for JSON."""
+        return asdict(self)
+
+
+def run_series(
+    request: RemoveRequest,
+    *,
+    nearest: int | None = None,
+    animation: str | None = None,
+    points: Sequence[str] = (),
+    progress: Progress | None = None,
+    notice: Notice | None = None,
+    load: Loader | None = None,
+) -> SeriesReport:
+    """Clean every date of a request, whose `out` is a folder or a .zarr store; see `clean_series`."""
+    if any(Path(given).suffix.lower() == ".zarr" for given in request.inputs):
+        raise ConfigError(
+            "sader series reads files; expected GeoTIFFs, folders, .SAFE products or STAC items. For a Zarr store: "
+            'sader.remove_xarray(remover, cube, reference="each").'
+        )
+    notify = _Once(notice)
+    _check_folder(Path(request.out))
+    stack, remover, options = open_request(request, load or load_remover, notify)
+    series = Series(stack, scene_remover(remover, options), options, Path(request.out), nearest, executor_of(request))
+    return series.run(animation, points, progress, notify)
+
+
+def clean_series(
+    remover: CloudRemover,
+    files: Sequence[str | Path],
+    out: str | Path,
+    *,
+    bands: str | Sequence[str] | None = None,
+    offset: str | float | None = "auto",
+    mask: str | Path | Sequence[str | Path] | None = None,
+    grid: str | Path | None = None,
+    nearest: int | None = None,
+    animation: str | Path | None = None,
+    points: Sequence[str] = (),
+    progress: Progress | None = None,
+    **options: Any,
+) -> SeriesReport:
+    """Write every date of several files without clouds and return the report; a killed call is continued by the same.
+
+    out: a folder, which receives one Cloud Optimized GeoTIFF and STAC item for each date and a STAC collection, or a
+    name that ends in .zarr, which receives a cube (time, band, y, x).
+    nearest: clean each date with this many dates nearest in time; None = all dates.
+    animation: a GIF of all dates before and after. points: "longitude,latitude" of places whose NDVI before and after
+    is written as points.csv and points.png.
+    The other arguments are those of `sader.remove_files`, without `reference`.
+
+    >>> report = sader.clean_series(remover, ["2022/"], "clean/", points=["7.71,46.02"])      # doctest: +SKIP
+    """
+    if "reference" in options:
+        raise ConfigError("a series cleans every date in turn; to clean one date: sader.remove_files(reference=...).")
+    notify = _Once(lambda text: warnings.warn(text, stacklevel=5))
+    _check_folder(Path(out))
+    stack, wanted = open_files(remover, files, notify, bands=bands, offset=offset, mask=mask, grid=grid, **options)
+    series = Series(stack, scene_remover(remover, wanted), wanted, Path(out), nearest)
+    return series.run(None if animation is None else str(animation), points, progress, notify)
+
+
+class _Once:
+    """Hands each message on once: a series repeats those of its dates."""
+
+    def __init__(self, notice: Notice | None) -> None:
+        self.notice, self.messages = notice, dict[str, None]()
+
+    def __call__(self, text: str) -> None:
+        if text not in self.messages:
+            self.messages[text] = None
+            if self.notice is not None:
+                self.notice(text)
+
+
+@dataclass(frozen=True)
+class Series:
+    """The dates of a stack, and where they are written without clouds."""
+
+    stack: GeoStack
+    remover: CloudRemover
+    options: SceneOptions
+    out: Path
+    nearest: int | None = None
+    executor: MakeExecutor | None = None
+
+    @property
+    def is_zarr(self) -> bool:
+        return self.out.suffix.lower() == ".zarr"
+
+    @property
+    def folder(self) -> Path:
+        """The folder of the GeoTIFFs: the output, or for a Zarr store a folder beside it that is removed in the end."""
+        return self.out.with_name(f".{self.out.name}.dates") if self.is_zarr else self.out
+
+    @cached_property
+    def targets(self) -> tuple[Path, ...]:
+        """One GeoTIFF for each date, named by the day, or by the input where days are unknown or repeated."""
+        days = [None if one.date is None else f"{one.date:%Y-%m-%d}" for one in self.stack.sources]
+        names = [one.name.replace("\\", "/").replace("/", "_") for one in self.stack.sources]
+        stems = [
+            day if day is not None and days.count(day) == 1 else f"{Path(name).stem}_clear"
+            for day, name in zip(days, names, strict=True)
+        ]
+        if len(set(stems)) < len(stems):
+            stems = [f"{number:03d}_{stem}" for number, stem in enumerate(stems)]
+        return tuple(self.folder / f"{stem}.tif" for stem in stems)
+
+    @cached_property
+    def opened(self) -> tuple[StackScene, Overview]:
+        """Source and overview of all dates, read once."""
+        return open_scene(self.stack, self.remover)
+
+    def dates_for(self, date: int) -> list[int]:
+        """Return the dates that one is cleaned with, in the order of the stack."""
+        count, days = len(self.stack.sources), self.stack.days
+        if self.nearest is None or self.nearest >= count - 1:
+            return list(range(count))
+        if days is None:
+            unknown = next(source.name for source in self.stack.sources if source.date is None)
+            raise ConfigError(f"nearest needs the date of every input; that of {unknown} is unknown.")
+        order = sorted(range(count), key=lambda other: (abs(days[other] - days[date]), other != date, days[other]))
+        return sorted(order[: self.nearest + 1])
+
+    def open_part(self, dates: Sequence[int]) -> tuple[StackScene, Overview]:
+        """Return source and overview of some dates."""
+        source, overview = self.opened
+        if len(dates) == len(self.stack.sources):
+            return source, overview
+        part = replace(self.stack, sources=tuple(self.stack.sources[date] for date in dates))
+        chosen = list(dates)
+        return (
+            StackScene.of(part, self.remover.config.network.aux_bands),
+            overview_of(part, self.remover, overview.cloudy[chosen], overview.valid[chosen]),
+        )
+
+    def run(
+        self, animation: str | None, points: Sequence[str], progress: Progress | None, notify: _Once
+    ) -> SeriesReport:
+        """Clean all dates and write the files of the whole series."""
+        started = time.perf_counter()
+        from sader.geo.curves import animate, find_pixels, write_points
+
+        pixels = find_pixels(points, self.stack)
+        options = replace(self.options, provenance=self.options.provenance or bool(pixels))
+        if animation is not None and Path(animation).suffix.lower() != ".gif":
+            raise OutputError(f"the animation is {animation}; expected a name that ends in .gif.")
+        series = replace(self, options=options)
+        jobs = series._jobs()
+        done = series._stored([job for _, job in jobs]) if self.is_zarr else None
+        if done is None:
+            finished = series._finished(jobs)
+            done = series._clean(finished, progress, notify)
+        if not done:
+            raise OutputError("no date has a valid pixel on the output grid: nothing was written.")
+        if self.folder.exists():
+            files = [] if animation is None else [str(animate(self.stack, done, animation))]
+            if pixels:
+                beside = self.out.with_name(f"{self.out.stem}_points") if self.is_zarr else self.out / "points"
+                files += write_points(self.stack, done, pixels, beside)
+            files.insert(0, str(series._join(done, [job for _, job in jobs])))
+        else:
+            files = [str(self.out)]
+            notify(f"{self.out} exists already, from the same command and inputs; --overwrite makes it again.")
+        scenes = tuple(scene for _, scene in done)
+        if self.is_zarr:
+            scenes = tuple(replace(scene, output=str(self.out), files=(str(self.out),)) for scene in scenes)
+        return SeriesReport(str(self.out), scenes, tuple(files), time.perf_counter() - started, tuple(notify.messages))
+
+    def _stored(self, jobs: Sequence[str]) -> list[tuple[int, SceneReport]] | None:
+        """Return what a complete Zarr store of the same jobs holds; refuse any other, unless it may be replaced."""
+        require("zarr", extra="cluster", purpose="writing Zarr")
+        from sader.geo.xarray.dates import find_dates
+
+        done = find_dates(self.out, jobs)
+        if done is None and self.out.exists() and not self.options.overwrite:
+            raise OutputError(f"{self.out} exists. Use --overwrite to replace it, or choose another name.")
+        return done
+
+    def _join(self, done: Sequence[tuple[int, SceneReport]], jobs: Sequence[str]) -> Path:
+        """Write the collection, or the Zarr store, whose GeoTIFFs are then removed; return its path."""
+        if self.is_zarr:
+            from sader.geo.xarray.dates import find_dates, write_dates
+
+            if find_dates(self.out, jobs) is None:
+                write_dates(self.out, self.stack, done, jobs=jobs)
+            shutil.rmtree(self.folder)
+            return self.out
+        from sader.geo.stac.write import write_collection
+
+        items = [Path(scene.output).with_suffix(".json") for _, scene in done]
+        return write_collection(self.out / "collection.json", items)
+
+    def _part(self, date: int) -> tuple[GeoStack, int, list[int]]:
+        """Return the stack that a date is cleaned with, its index there, and the dates of the whole stack."""
+        dates = self.dates_for(date)
+        part = replace(self.stack, sources=tuple(self.stack.sources[one] for one in dates))
+        return part, dates.index(date), dates
+
+    def _jobs(self) -> list[tuple[Scene, str]]:
+        """Return the scene of each date and the checksum of its job."""
+        found = []
+        for date, target in enumerate(self.targets):
+            stack, index, _ = self._part(date)
+            scene = prepared(stack, self.remover, replace(self.options, reference=index), target)
+            found.append((scene, job_digest(scene.job())))
+        return found
+
+    def _finished(self, jobs: Sequence[tuple[Scene, str]]) -> set[int]:
+        """Return the dates that are complete; refuse files of other jobs before any work."""
+        found = set()
+        for date, (scene, job) in enumerate(jobs):
+            if finished_report(scene, job) is not None:
+                found.add(date)
+            elif scene.target.exists() and not self.options.overwrite and not resumable(scene.target):
+                raise OutputError(
+                    f"{scene.target} exists, from other inputs or options. Use --overwrite to replace it, or another "
+                    "folder."
+                )
+        return found
+
+    def _clean(self, finished: set[int], progress: Progress | None, notify: _Once) -> list[tuple[int, SceneReport]]:
+        """Return (date, report) of each date that has data."""
+        options = self.options
+        if finished:
+            notify(f"{len(finished)} of {len(self.targets)} dates are complete from an earlier run")
+        tiles = len(
+            plan_windows(*self.stack.grid.shape, tile=self.remover.tile_size, overlap=self.remover.options.overlap)
+        )
+        done = []
+        for date, (source, target) in enumerate(zip(self.stack.sources, self.targets, strict=True)):
+            complete = date in finished
+            if not complete and not self.opened[1].valid[date].any():
+                notify(f"{source.name} has no valid pixel on the output grid; it is left out of the series.")
+                continue
+            stack, index, dates = self._part(date)
+            report = clear_scene(
+                stack,
+                self.remover,
+                target,
+                replace(options, reference=index, overwrite=options.overwrite and not complete),
+                progress=None
+                if progress is None
+                else partial(_advance, progress, date * tiles, tiles * len(self.targets)),
+                notice=(lambda text: None) if complete else notify,
+                executor=self.executor,
+                extras=self._extras(target),
+                opened=partial(self.open_part, dates),
+            )
+            done.append((date, report))
+        return done
+
+    def _extras(self, target: Path) -> Extras:
+        if self.is_zarr:
+            return {}
+        return {target.with_suffix(".json"): partial(write_scene_item, collection=self.out / "collection.json")}
+
+
+def _advance(progress: Progress, before: int, total: int, done: int, tiles: int) -> None:
+    progress(before + done, total)
+
+
+def _check_folder(out: Path) -> None:
+    if out.suffix.lower() in (".tif", ".tiff"):
+        raise OutputError(f"the output is {out}; a series needs a folder, or a name that ends in .zarr.")
+    if out.exists() and not out.is_dir():
+        raise OutputError(f"{out} is a file; a series needs a folder, or a name that ends in .zarr.")
