@@ -220,7 +220,7 @@ def test_a_gpu_is_accelerated_and_a_cpu_exact_by_default(checkpoint):
     remover = CloudRemover(checkpoint, device="cpu", options=RemoverOptions(backend="onnx"))
     remover.device = torch.device("cuda")  # in name alone
     with pytest.raises(ConfigError, match="computes on the CPU"):
-        remover._tile  # noqa: B018
+        remover.tile  # noqa: B018
 
 
 @pytest.mark.slow

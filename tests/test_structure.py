@@ -20,7 +20,7 @@ CYCLES, CIRCLES = 0, 0
 FILES_IN_A_FOLDER, FULL_FOLDERS = 12, 5
 FUNCTION_LINES, LONG_FUNCTIONS = 80, 9
 """At most LONG_FUNCTIONS functions have more than FUNCTION_LINES lines; FULL_FOLDERS is meant likewise."""
-WALKS = {"call": (20, 13), "remove": (46, 15), "step": (23, 8)}
+WALKS = {"call": (20, 7), "remove": (46, 10), "step": (23, 8)}
 """Files entered, and frames of the package down to `MTCDN.forward`."""
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +32,7 @@ from sader.method.diffusion import MeanReverting
 from sader.method.guides import LowPassGuide
 from sader.method.losses import CloudAwareLoss, CloudAwareLossConfig, cloud_thickness
 from sader.method.resampling import Resampler, ResamplerConfig, fuse, outlier_mask
+from sader.method.sampling import sample
 from sader.model.blocks import to_model_range, to_reflectance
 
 IMAGES = Path(__file__).parents[1] / "docs" / "images"
@@ -148,10 +150,13 @@ def resampling() -> None:
             reference=torch.tensor([series.reference]),
         )
         generator = torch.Generator().manual_seed(0)
-        remover.denoiser.clear_image(
-            condition,
+        sample(
+            partial(remover.denoiser, condition=condition),
+            condition.mean,
             lambda draw: torch.randn(condition.mean.shape, generator=generator),
-            steps=4,
+            remover.denoiser.sigmas(4),
+            alpha=process.alpha,
+            initial=remover.denoiser.initial(condition),
             correction=Resampler(ResamplerConfig(), LowPassGuide(), present=condition.present, fuse=watched),
         )
     show = colours(series)

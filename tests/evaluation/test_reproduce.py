@@ -21,13 +21,20 @@ from sader.errors import BandError, ConfigError, DataError, SaderError
 from sader.evaluation.reproduce import published as paper
 from sader.evaluation.reproduce.plans import HERE, TABLES, get_tables
 from sader.evaluation.reproduce.run import dry_run, find_settings, list_plans, run_reproduce, run_row
-from sader.evaluation.reproduce.setting import ReproduceRequest, digest
+from sader.evaluation.reproduce.setting import EUROSAT, ReproduceRequest, digest
 from sader.evaluation.reproduce.tables import row_folder
 from sader.evaluation.reproduce.tiny import write_data
-from sader.evaluation.reproduce.training import needed_guide, run_overrides, training_shards
+from sader.evaluation.reproduce.training import (
+    guide_changes,
+    guide_shards,
+    needed_guide,
+    run_overrides,
+    training_shards,
+)
 from sader.evaluation.results import load
 from sader.method.losses import CloudAwareLoss
 from sader.training.config import resolve, with_steps
+from sader.training.guide import resolve_guide
 
 pytest.importorskip("rasterio")
 
@@ -233,6 +240,24 @@ def test_a_guide_is_trained_where_none_is_shipped(tmp_path: Path):
     assert needed_guide(setting, rows["classical"]) is None
     assert needed_guide(setting, rows["small-4+1"]) is None  # shipped
     assert needed_guide(setting, rows["paper-guide-conv"]) == ("conv", ("B02", "B03", "B04", "B08"))
+
+
+def test_guides_of_the_papers_tables_are_pretrained_as_published(tmp_path: Path):
+    setting = find_settings(tiny(tmp_path, "correction"), get_tables(["correction"]))[paper.SEN2]
+    assert setting.guide_root is not None
+    assert count_records(guide_shards(setting)) == 4  # the images of EuroSAT-MS, not the series
+    data = (f"{paper.SEN2}:{setting.root}", f"{EUROSAT}:{setting.guide_root}")
+    changes = ("guide.train.batch_size=4", "train.batch_size=3")
+    request = ReproduceRequest(("correction",), data=data, overrides=changes, partial=True, out=tmp_path / "out")
+    setting = find_settings(request, get_tables(["correction"]))[paper.SEN2]
+    form, own = guide_changes(setting, "mae")
+    config = resolve_guide([], tmp_path, kind=form, overrides=own)
+    assert (form, config.train.batch_size, config.train.epochs, config.size) == ("mae-paper", 4, 100, 256)
+    row = TABLES["correction"].rows[paper.SEN2][-1]
+    assert row.run is not None
+    assert resolve(row.run.base, run_overrides(setting, row.run)).train.batch_size == 3
+    with pytest.raises(DataError, match="expected EuroSAT-MS"):
+        find_settings(ReproduceRequest(("correction",), data=(f"{EUROSAT}:{tmp_path}",)), get_tables(["correction"]))
 
 
 def test_a_dry_run_prints_every_setting_and_writes_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]):

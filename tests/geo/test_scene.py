@@ -233,13 +233,13 @@ def test_clear_tiles_need_no_network(tmp_path, tiny, write_date, land, monkeypat
     mask[0, :10, :10] = 1
     masks = [write_date(tmp_path / f"m{n}.tif", mask, bands=None, nodata=None) for n in range(2)]
     made: list[Any] = []
-    work = CloudRemover.compute
+    work = CloudRemover.prepare
 
     def counted(self: CloudRemover, inputs: Any, windows: Any, **given: Any) -> Any:
         made.extend(windows)
         return work(self, inputs, windows, **given)
 
-    monkeypatch.setattr(CloudRemover, "compute", counted)
+    monkeypatch.setattr(CloudRemover, "prepare", counted)
     out = tmp_path / "clear.tif"
     clear_scene(stack_of(paths, tiny, mask=masks), tiny, out, SceneOptions(reference=0), notice=quiet)
     assert [(window.row, window.col) for window in made] == [(0, 0)]
@@ -356,7 +356,7 @@ def test_memory_runs_out_and_the_batch_is_halved(dates, tiny, monkeypatch, caplo
 
     one_by_one = [predict_windows(plan, tiny, read, [window])[0] for window in plan.windows[:4]]
     sizes: list[int] = []
-    work = CloudRemover.compute
+    work = CloudRemover.prepare
 
     def hungry(self: CloudRemover, inputs: Any, windows: Any, **given: Any) -> Any:
         sizes.append(len(windows))
@@ -364,7 +364,7 @@ def test_memory_runs_out_and_the_batch_is_halved(dates, tiny, monkeypatch, caplo
             raise torch.OutOfMemoryError("CUDA out of memory")
         return work(self, inputs, windows, **given)
 
-    monkeypatch.setattr(CloudRemover, "compute", hungry)
+    monkeypatch.setattr(CloudRemover, "prepare", hungry)
     tiles = predict_windows(plan, tiny, read, plan.windows[:4])
     assert sizes == [4, 2, 1, 1, 1, 1]
     assert "out of memory on the device; continuing with batches of 2" in caplog.text
@@ -373,7 +373,7 @@ def test_memory_runs_out_and_the_batch_is_halved(dates, tiny, monkeypatch, caplo
     def starving(self: CloudRemover, inputs: Any, windows: Any, **given: Any) -> Any:
         raise torch.OutOfMemoryError("CUDA out of memory")
 
-    monkeypatch.setattr(CloudRemover, "compute", starving)
+    monkeypatch.setattr(CloudRemover, "prepare", starving)
     with pytest.raises(
         ConfigError, match=r"not enough memory for one tile of 32 pixels with 3 dates\. Use a smaller --tile"
     ):

@@ -5,16 +5,25 @@ from __future__ import annotations
 import dataclasses
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
 from sader.data.bank import SeriesBank, SeriesMaker
 from sader.data.plan import MakerSettings
-from sader.errors import TrainingError
+from sader.errors import DataError, TrainingError
 from sader.method.guides import load_guide
 from sader.model.masked_autoencoder import MaskedAutoencoder, MaskedAutoencoderConfig
 from sader.training.config import TrainConfig
-from sader.training.guide import GuideMaker, GuideObjective, GuideRunConfig, build_guide, pretrain_guide, run_guide
+from sader.training.guide import (
+    GuideMaker,
+    GuideObjective,
+    GuideRunConfig,
+    build_guide,
+    pretrain_guide,
+    resolve_guide,
+    run_guide,
+)
 from sader.training.optim import split_parameters
 from sader.training.record import read_log
 
@@ -97,3 +106,70 @@ def test_conv_guide_from_the_command_line_form(shards: Path, tmp_path: Path) -> 
         run_guide([], run, kind="mae", resume=True, progress=False)
     with pytest.raises(TrainingError, match="no shards given"):
         run_guide([], tmp_path / "none", progress=False)
+
+
+@pytest.fixture(scope="module")
+def eurosat(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """EuroSAT-MS in its layout: CLASS/CLASS_NUMBER.tif of 13 bands; the value of a band is 100 times its place."""
+    rasterio = pytest.importorskip("rasterio")
+    folder = tmp_path_factory.mktemp("EuroSAT_MS")
+    for name in ("Forest", "River"):
+        for number in (1, 2, 7):
+            path = folder / name / f"{name}_{number}.tif"
+            path.parent.mkdir(exist_ok=True)
+            noise = np.random.default_rng(number).integers(0, 50, (13, 64, 64))
+            counts = (100 * (1 + np.arange(13))[:, None, None] + noise).astype(np.uint16)
+            with rasterio.open(path, "w", driver="GTiff", count=13, height=64, width=64, dtype="uint16") as file:
+                file.write(counts)
+    return folder
+
+
+@pytest.mark.filterwarnings("ignore::rasterio.errors.NotGeoreferencedWarning")
+def test_eurosat_ms_is_packed_band_by_band(eurosat: Path, tmp_path: Path) -> None:
+    from sader.data.pack import EUROSAT_BANDS, MSI, pack_sources
+    from sader.data.shards import read_shards
+
+    assert EUROSAT_BANDS[-1] == "B8A"
+    assert sorted(EUROSAT_BANDS) == sorted(MSI)
+    packed = pack_sources([eurosat], tmp_path, bands=MSI, step=1)  # the layout is recognised
+    assert packed["train"].records + packed["val"].records == 6
+    record = next(iter(read_shards(tmp_path / "train")))
+    assert record.bands == MSI
+    assert record.dn.shape == (1, 13, 64, 64)
+    order = record.dn[0].reshape(13, -1).min(axis=1) // 100
+    assert dict(zip(MSI, order.tolist(), strict=True)) == {b: 1 + k for k, b in enumerate(EUROSAT_BANDS)}
+    (tmp_path / "broken").mkdir()
+    with pytest.raises(DataError, match=r"expected the layout of EuroSAT-MS"):
+        pack_sources([f"eurosatms:{tmp_path / 'broken'}"], tmp_path / "out", bands=MSI)
+
+
+@pytest.mark.filterwarnings("ignore::rasterio.errors.NotGeoreferencedWarning")
+def test_the_published_pretraining_runs_on_eurosat_ms(eurosat: Path, tmp_path: Path) -> None:
+    from sader.data.pack import MSI, pack_sources
+
+    pack_sources([eurosat], tmp_path / "shards", bands=MSI, step=1, split="none")
+    config = resolve_guide([tmp_path / "shards"], tmp_path / "run", kind="mae-paper", bands="B04,B03,B02")
+    train = config.train
+    assert (train.epochs, train.batch_size, train.crop, config.size, config.block) == (100, 16, 64, 256, 8)
+    assert (train.muon_lr, train.adam_lr, train.schedule, train.clip, train.precision) == (
+        1e-3, 1e-3, "exponential", 0, "fp32",
+    )  # fmt: skip
+    assert config.rates == (0.5,)
+    assert build_guide(config).config == MaskedAutoencoderConfig.paper(3)
+    small = ["train.batch_size=2", "train.epochs=1", "train.device=cpu", "train.log_every=1", "size=64"]
+    path = run_guide(
+        [tmp_path / "shards"], tmp_path / "run", kind="mae-paper", bands="B04,B03,B02", overrides=small, progress=False
+    )
+    assert load_guide(path).network.config == MaskedAutoencoderConfig.paper(3)
+    assert len(losses(tmp_path / "run")) == 3  # one epoch of six images in batches of two
+
+
+def test_crops_are_resized_before_they_are_hidden(shards: Path) -> None:
+    bank = SeriesBank.load(shards, bands=("B02", "B03", "B04", "B08"))
+    maker = SeriesMaker(bank, MakerSettings(tasks=(0, 0, 1)), seed=0)
+    plain = maker.batch(0, 2, 1, 16)
+    batch = GuideMaker(maker, block=8, rates=(0.5,), size=64).batch(0, 2, 1, 16)
+    assert batch.clear.shape == (2, 4, 64, 64)
+    assert torch.equal(batch.clear[..., 0, 0], plain.clear[..., 0, 0])  # the corner of a bilinear resize
+    assert (torch.nn.functional.avg_pool2d(batch.clear, 4) - plain.clear).abs().mean() < 0.02
+    assert set(batch.hidden.sum((1, 2)).tolist()) != {0}

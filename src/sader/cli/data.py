@@ -20,7 +20,7 @@ def data() -> None:
 @app.command()
 def pack(
     sources: Annotated[list[str], typer.Argument(help="Folders or tars; KIND:PATH to name the layout "
-                                                      "(places, dated, sen12mscr, eurosat, folder).")],
+                                                      "(places, dated, sen12mscr, eurosat, eurosatms, folder).")],
     out: Annotated[Path, typer.Option("--out", "-o", help="Folder for the shards.")],
     bands: Annotated[str, typer.Option(help="Bands to keep: rgbn, msi, or names B02,B03,...")] = "rgbn",
     level: Annotated[str | None, typer.Option(help="Processing level of the scenes: L1C or L2A.")] = None,

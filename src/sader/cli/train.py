@@ -47,7 +47,7 @@ def train(
 def pretrain_guide(
     run: Run,
     data: Annotated[list[str] | None, typer.Option(help="Shards to train on, files or folders; repeatable.")] = None,
-    kind: Annotated[str | None, typer.Option(help="mae (shipped), mae-paper or conv.")] = None,
+    kind: Annotated[str | None, typer.Option(help="mae (shipped), mae-paper (as published) or conv.")] = None,
     bands: Annotated[str | None, typer.Option(help="Bands of the images, B02,B03,...")] = None,
     set_: Set = None,
     resume: Annotated[bool, typer.Option("--resume", help="Resume an interrupted run.")] = False,

@@ -1,7 +1,8 @@
 """Readers that turn archives into `SeriesRecord`s; `pack_sources` and `pack_dataset` write them as shards.
 
-One function per layout: CloudSEN12-like places, a folder of dated scenes, SEN12MS-CR pairs, a EuroSAT tar, any folder
-of GeoTIFFs. rasterio is imported inside the functions, because a training machine reads shards only.
+One function per layout: CloudSEN12-like places, a folder of dated scenes, SEN12MS-CR pairs, EuroSAT (a tar of JPEGs, or
+a folder of 13-band GeoTIFFs), any folder of GeoTIFFs. rasterio is imported inside the functions, because a training
+machine reads shards only.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ import numpy as np
 
 from sader.data.batch import CLEAR, UNKNOWN
 from sader.data.public.dataset import PublicDataset
+from sader.data.public.images import check_counts, read_counts
 from sader.data.shards import DEFAULT_STEP, SeriesRecord, ShardWriter, split_of
 from sader.errors import BandError, ConfigError, DataError, did_you_mean, require
 
@@ -28,6 +30,8 @@ RGBN = ("B02", "B03", "B04", "B08")
 MSI = ("B01", "B02", "B03", "B04", "B05", "B06", "B07", "B08", "B8A", "B09", "B10", "B11", "B12")
 EUROSAT_SCALE = 0.28
 """Reflectance of the value 255 in EuroSAT's RGB JPEGs (approximate)."""
+EUROSAT_BANDS = (*MSI[:8], *MSI[9:], "B8A")
+"""Order of the bands in the GeoTIFFs of EuroSAT-MS, which carry no names: B8A is the last."""
 WINDOW = 1200
 """Large scenes become records of at most this many pixels a side."""
 MOST_MASKED = 0.05
@@ -253,6 +257,26 @@ def read_eurosat_tar(
             yield SeriesRecord(dn, name, "eurosat", chosen, labels, "L1C", 10.0, None, label, extra)
 
 
+def is_eurosat_ms(folder: Path) -> bool:
+    """Whether the folder has the layout of EuroSAT-MS: CLASS/CLASS_1.tif."""
+    return any(path.stem.startswith(f"{path.parent.name}_") for path in folder.glob("*/*_1.tif"))
+
+
+def read_eurosat_ms(folder: str | Path, *, bands: Sequence[str] | None = None) -> Iterator[SeriesRecord]:
+    """Yield the clear images of EuroSAT-MS, CLASS/CLASS_NUMBER.tif of 64 x 64 pixels and 13 bands (`EUROSAT_BANDS`)."""
+    paths = sorted(path for path in Path(folder).glob("*/*.tif") if path.stem.startswith(f"{path.parent.name}_"))
+    if not paths:
+        raise DataError(f"no CLASS/CLASS_1.tif in {folder}; expected the layout of EuroSAT-MS (13-band GeoTIFFs).")
+    chosen = tuple(name for name in (bands or MSI) if name in EUROSAT_BANDS)
+    order = [EUROSAT_BANDS.index(name) for name in chosen]
+    for path in paths:
+        counts, seen = read_counts(path, EUROSAT_BANDS)
+        check_counts(path, counts, seen)
+        dn = np.where(seen, np.clip(counts, 1, 65535), 0).astype(np.uint16)[None, order]
+        labels = np.where(seen, CLEAR, UNKNOWN).astype(np.uint8)[None]
+        yield SeriesRecord(dn, path.stem, "eurosat", chosen, labels, "L1C", 10.0, None, path.parent.name)
+
+
 def read_folder(
     folder: str | Path,
     *,
@@ -310,6 +334,7 @@ READERS: dict[str, Callable[..., Iterator[SeriesRecord]]] = {
     "dated": read_dated,
     "sen12mscr": read_sen12mscr_pairs,
     "eurosat": read_eurosat_tar,
+    "eurosatms": read_eurosat_ms,
     "folder": read_folder,
 }
 
@@ -326,6 +351,8 @@ def kind_of(path: Path) -> str:
         return "sen12mscr"
     if next(path.glob("*.tar"), None):
         return "eurosat"
+    if is_eurosat_ms(path):
+        return "eurosatms"
     direct = list(path.glob("*.tif"))
     if len(direct) > 1 and all(_DATE.search(file.name) for file in direct):
         return "dated"

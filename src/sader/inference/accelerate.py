@@ -13,6 +13,7 @@ import threading
 import time
 import warnings
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, fields, replace
 from typing import TypeVar
 
@@ -22,7 +23,7 @@ from torch import Tensor, nn
 
 from sader.inference.inputs import TileInputs
 from sader.inference.noise import NoiseOf
-from sader.inference.tile import OnStep, SaderTile, TileOutput, feathered
+from sader.inference.tile import SaderTile, TileOutput
 from sader.method.diffusion import Denoiser
 from sader.method.resampling import fuse
 from sader.model.blocks import ScalarEmbedding
@@ -140,38 +141,23 @@ class AcceleratedTile:
             self.tile.mask_network = self.plain.network
 
     def __call__(
-        self,
-        inputs: TileInputs,
-        noises: Sequence[NoiseOf],
-        *,
-        steps: int,
-        resamplings: int = 0,
-        on_step: OnStep | None = None,
+        self, inputs: TileInputs, noises: Sequence[NoiseOf], *, steps: int, resamplings: int = 0
     ) -> TileOutput:
-        """Return the images, masks and errors of a batch of tiles."""
-        estimate = self.plain.network.config.matches_dates and bool(inputs.cloud.isnan().any())
-        if inputs.cloudy.is_cuda:
-            with self._lock:
-                output = self._attempted(inputs, noises, steps, resamplings, estimate)
-                torch.cuda.current_stream(inputs.cloudy.device).synchronize()  # threads have streams of their own
-        else:
-            output = self._attempted(inputs, noises, steps, resamplings, estimate)
-        if self.settings.dtype == torch.float16 and not bool(output.images.isfinite().all()):
-            output = self.plain.compute(
-                inputs, noises, steps=steps, resamplings=resamplings, estimate_masks=estimate
-            )  # float16 ends at 65504
-        if on_step is not None:
-            for _ in range(1 + steps * len(noises)):
-                on_step()
-        return feathered(output, inputs)
+        """Return the images, masks and errors of a batch of tiles. On a GPU this does not wait for the result."""
+        with self._lock if inputs.cloudy.is_cuda else nullcontext():
+            output = self._attempted(inputs, noises, steps, resamplings)
+            finite = output.images.isfinite().all() if self.settings.dtype == torch.float16 else None
+            if inputs.cloudy.is_cuda and torch.cuda.current_stream() != torch.cuda.default_stream():
+                torch.cuda.current_stream().synchronize()  # the next call, on another stream, uses the same buffers
+        if finite is not None and not bool(finite):  # float16 ends at 65504
+            return self.plain(inputs, noises, steps=steps, resamplings=resamplings)
+        return output
 
-    def _attempted(
-        self, inputs: TileInputs, noises: Sequence[NoiseOf], steps: int, resamplings: int, estimate: bool
-    ) -> TileOutput:
+    def _attempted(self, inputs: TileInputs, noises: Sequence[NoiseOf], steps: int, resamplings: int) -> TileOutput:
         """Return the result; a setting that fails is turned off with a warning."""
         while True:
             try:
-                return self._computed(inputs, noises, steps, resamplings, estimate)
+                return self._computed(inputs, noises, steps, resamplings)
             except torch.OutOfMemoryError:
                 raise
             except Exception as error:
@@ -180,22 +166,20 @@ class AcceleratedTile:
                     raise
                 text = (str(error).strip().splitlines() or [""])[0][:160]
                 warnings.warn(
-                    f"acceleration failed ({type(error).__name__}: {text}); continuing with {simpler}.", stacklevel=5
+                    f"acceleration failed ({type(error).__name__}: {text}); continuing with {simpler}.", stacklevel=4
                 )
                 self._use(simpler)
 
-    def _computed(
-        self, inputs: TileInputs, noises: Sequence[NoiseOf], steps: int, resamplings: int, estimate: bool
-    ) -> TileOutput:
+    def _computed(self, inputs: TileInputs, noises: Sequence[NoiseOf], steps: int, resamplings: int) -> TileOutput:
         def compute(inputs: TileInputs, noises: Sequence[NoiseOf]) -> TileOutput:
-            output = self.tile.compute(inputs, noises, steps=steps, resamplings=resamplings, estimate_masks=estimate)
+            output = self.tile(inputs, noises, steps=steps, resamplings=resamplings)
             return TileOutput(output.images.float(), _float(output.cloud), _float(output.error), output.shown)
 
         if not (self.settings.capture and inputs.cloudy.is_cuda):
             return compute(inputs, noises)
         names = [one.name for one in fields(inputs) if isinstance(getattr(inputs, one.name), Tensor)]
         shapes = tuple((name, tuple(getattr(inputs, name).shape[1:])) for name in names)
-        key = (steps, resamplings, estimate, len(noises), shapes)
+        key = (steps, resamplings, inputs.known_masks, len(noises), shapes)
         graph, count = self._graphs.get(key), len(inputs.cloudy)
         if graph is None or graph.batch < count:
             # The paper's networks evaluate the same convolutions eight times a tile, so that a search pays.

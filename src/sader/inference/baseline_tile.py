@@ -10,7 +10,7 @@ from torch import nn
 from sader.baselines.baseline import Baseline, BaselineInputs
 from sader.inference.inputs import TileInputs
 from sader.inference.noise import NoiseOf
-from sader.inference.tile import OnStep, TileOutput
+from sader.inference.tile import TileOutput
 from sader.model.blocks import to_model_range, to_reflectance
 
 
@@ -28,7 +28,6 @@ class BaselineTile(nn.Module):
         *,
         steps: int,
         resamplings: int = 0,
-        on_step: OnStep | None = None,
     ) -> TileOutput:
         """Return the images (S, B, C, H, W) of a batch of tiles; see `Tile`."""
         assert not resamplings, "baselines do not resample"
@@ -44,7 +43,4 @@ class BaselineTile(nn.Module):
         )
         taken = None if self.model.config.steps is None else steps
         images = [to_reflectance(self.model.predict(given, noise, steps=taken)) for noise in noises]
-        if on_step is not None:
-            for _ in range(1 + steps * len(noises)):
-                on_step()
         return TileOutput(torch.stack(images))

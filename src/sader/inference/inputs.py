@@ -49,6 +49,8 @@ class TileInputs:
     """(B, T, A, H, W)"""
     change: Tensor | None = None
     """(B, T, C, H, W): reflectance that the match of the whole scene adds (`sader.inference.scene_match`)."""
+    known_masks: bool = False
+    """Whether `cloud` has no NaN; True leaves the estimate of masks out."""
     output: tuple[int, ...] = ()
     """Positions of the user's bands among the model's bands, in the user's order; empty = the model's own."""
 
@@ -87,7 +89,7 @@ class TileInputs:
         joined: dict[str, Any] = {
             name: torch.cat([getattr(tile, name) for tile in tiles]) for name, _ in first._tensors()
         }
-        return replace(first, **joined)
+        return replace(first, **joined, known_masks=all(tile.known_masks for tile in tiles))
 
     def _tensors(self) -> list[tuple[str, Tensor]]:
         values = ((one.name, getattr(self, one.name)) for one in fields(self))

@@ -25,7 +25,7 @@ from sader.checkpoint import Checkpoint, find_checkpoint, load_checkpoint
 from sader.errors import ConfigError, OutputError, did_you_mean, require
 from sader.inference.inputs import TileInputs
 from sader.inference.noise import NoiseOf
-from sader.inference.tile import OnStep, SaderTile, TileOutput, TileSettings, feathered
+from sader.inference.tile import SaderTile, TileOutput, TileSettings
 from sader.method.diffusion import Denoiser
 from sader.model.matching import CELL
 from sader.models import build_model
@@ -84,7 +84,7 @@ def load_any(name_or_path: str | Path) -> Checkpoint:
 
 
 class TileGraph(nn.Module):
-    """`SaderTile.compute` with plain tensors as inputs and outputs and everything else fixed.
+    """`SaderTile` with plain tensors as inputs and outputs and everything else fixed.
 
     steps: Euler steps without resampling. estimate: False leaves the cloud head out, for tiles with given masks.
     scene: True adds the input `change` of the scene match and the output `shown`.
@@ -124,11 +124,9 @@ class TileGraph(nn.Module):
         cloud: (B, T, H, W), 1 cloud or shadow, 0 clear, NaN unknown. reference: (B,) long, -1 for none.
         noise: (B, 1, C, H, W) standard normal. band_present: bool (B, C). change: (B, T, C, H, W) reflectance.
         """
-        inputs = TileInputs(cloudy, valid, cloud, reference, band_present, change=change)
-        output = self.tile.compute(
-            inputs, [lambda draw, channels: noise[:, 0]], steps=self.steps, estimate_masks=self.estimate
-        )
-        images, used, error, shown = output
+        known = not self.estimate
+        inputs = TileInputs(cloudy, valid, cloud, reference, band_present, change=change, known_masks=known)
+        images, used, error, shown = self.tile(inputs, [lambda draw, channels: noise[:, 0]], steps=self.steps)
         assert used is not None
         clear = images[0]
         result = (clear, used, torch.zeros_like(clear) if error is None else error)
@@ -288,7 +286,6 @@ class OnnxTile:
         *,
         steps: int,
         resamplings: int = 0,
-        on_step: OnStep | None = None,
     ) -> TileOutput:
         """Return the images, masks and errors of a batch of tiles."""
         if resamplings or self.tile.settings.solver != "euler":
@@ -296,8 +293,7 @@ class OnnxTile:
                 f"backend onnx takes Euler steps without resampling; asked for {steps}+{resamplings} steps and solver "
                 f"{self.tile.settings.solver}. Use backend torch."
             )
-        estimate = bool(inputs.cloud.isnan().any())
-        session = self.session(steps=steps, estimate=estimate, scene=inputs.change is not None)
+        session = self.session(steps=steps, estimate=not inputs.known_masks, scene=inputs.change is not None)
         used = {one.name for one in session.get_inputs()}
         given = {name: getattr(inputs, name) for name in (*INPUTS, "change") if name != "noise"}
         feed = {name: value.numpy() for name, value in given.items() if name in used and value is not None}
@@ -306,9 +302,6 @@ class OnnxTile:
             start = noise(0, inputs.cloudy.shape[2])[:, None]
             image, *rest = (torch.from_numpy(one) for one in session.run(None, feed | {"noise": start.numpy()}))
             images.append(image)
-        if on_step is not None:
-            for _ in range(1 + steps * len(noises)):
-                on_step()
         error = rest[1] if self.tile.network.config.states_error else None
         shown = rest[2] if inputs.change is not None else None
-        return feathered(TileOutput(torch.stack(images), rest[0], error, shown), inputs)
+        return TileOutput(torch.stack(images), rest[0], error, shown)

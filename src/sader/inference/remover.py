@@ -26,10 +26,10 @@ from sader.checkpoint import Checkpoint, find_checkpoint, load_checkpoint, shipp
 from sader.errors import CheckpointError, ConfigError
 from sader.inference.inputs import TileInputs, check_whole_number, parse_steps, prepare_series
 from sader.inference.masks import estimate, four_bands, has_few_bands, load_fallback, used_mask
-from sader.inference.noise import NoiseField, sample_seeds
+from sader.inference.noise import NoiseField, NoiseOf, sample_seeds
 from sader.inference.options import Removal, RemoverOptions
 from sader.inference.scene import ArrayScene, ArraySink, ScenePlan, local_executor, run_rows
-from sader.inference.tile import OnStep, RawTiles, SaderTile, Tile, TileSettings
+from sader.inference.tile import RawTiles, SaderTile, Tile, TileOutput, TileSettings, feathered
 from sader.inference.tiling import Progress, Window
 from sader.method.diffusion import Denoiser
 from sader.method.guides import make_guide
@@ -162,9 +162,15 @@ class CloudRemover:
 
     # ---------------------------------------------------------------- whole images
 
-    def __call__(self, cloudy: ArrayLike, **kwargs: Any) -> NDArray[np.float32]:
+    def __call__(self, cloudy: ArrayLike, *, progress: Progress | None = None, **inputs: Any) -> NDArray[np.float32]:
         """Return the clear image (C, H, W) of the dates cloudy (T, C, H, W); see `predict` for the arguments."""
-        return self.predict(cloudy, **kwargs).clear
+        plan, scene = self._planned(cloudy, **inputs)
+        sink = ArraySink(plan)
+        with local_executor(plan, self, scene) as executor:
+            run_rows(
+                plan, executor, sink, threshold=self.options.cloud_threshold, device=self.device, progress=progress
+            )
+        return sink.arrays["clear"]
 
     def predict(
         self,
@@ -197,9 +203,7 @@ class CloudRemover:
             `Removal.spread`.
         progress: called with (tiles done, tiles in all).
         """
-        self.check_numbers(steps, samples, seed)
-        series = prepare_series(
-            self.config.network,
+        plan, scene = self._planned(
             cloudy,
             reference=reference,
             cloud_mask=cloud_mask,
@@ -207,10 +211,35 @@ class CloudRemover:
             aux=aux,
             valid=valid,
             bands=bands,
+            steps=steps,
+            seed=seed,
+            samples=samples,
         )
-        self.check_reference(series)
-        scene = ArrayScene.of(series, self.bands)
-        date = int(series.reference[0])
+        sink = ArraySink(plan)
+        with local_executor(plan, self, scene) as executor:
+            run_rows(
+                plan, executor, sink, threshold=self.options.cloud_threshold, device=self.device, progress=progress
+            )
+        found = sink.arrays
+        return Removal(
+            found["clear"], found["cloud"] if self.matches_dates else None, found["kept"], found.get("spread")
+        )
+
+    def _planned(
+        self,
+        cloudy: ArrayLike,
+        *,
+        steps: int | str | None = None,
+        seed: int = 0,
+        samples: int = 1,
+        **series: Any,
+    ) -> tuple[ScenePlan, ArrayScene]:
+        """Return the plan and the source of a series after checking the arguments of `predict`."""
+        self.check_numbers(steps, samples, seed)
+        inputs = prepare_series(self.config.network, cloudy, **series)
+        self.check_reference(inputs)
+        scene = ArrayScene.of(inputs, self.bands)
+        date = int(inputs.reference[0])
         chosen = None if date < 0 else date
         match = None
         if max(scene.shape) > self.tile_size and len(scene.cloudy) > 1 and self.matches_dates:
@@ -230,41 +259,27 @@ class CloudRemover:
             clouds=tuple(range(len(scene.cloudy))) if self.matches_dates else () if chosen is None else (chosen,),
             spread=samples > 1 or self.states_error,
         )
-        sink = ArraySink(plan)
-        with local_executor(plan, self, scene) as executor:
-            run_rows(
-                plan, executor, sink, threshold=self.options.cloud_threshold, device=self.device, progress=progress
-            )
-        found = sink.arrays
-        return Removal(
-            found["clear"], found["cloud"] if self.matches_dates else None, found["kept"], found.get("spread")
-        )
+        return plan, scene
 
     # ---------------------------------------------------------------- tiles
 
-    @torch.inference_mode()
-    def compute(
-        self,
-        inputs: TileInputs,
-        windows: Sequence[Window],
-        *,
-        steps: int,
-        resamplings: int = 0,
-        seed: int = 0,
-        samples: int = 1,
-        on_step: OnStep | None = None,
-    ) -> RawTiles:
-        """Return the raw tiles of checked inputs, one window of the scene each. Threads may call this at once.
+    def prepare(
+        self, inputs: TileInputs, windows: Sequence[Window], *, steps: int, seed: int = 0, samples: int = 1
+    ) -> tuple[TileInputs, list[NoiseOf]]:
+        """Return checked inputs as `tile` takes them, and the noise of each sample, one window of the scene per tile.
 
-        inputs: any size; they are padded to the network's multiple and the result is cut. The noise follows from the
-        windows, so that the result does not depend on the order or the batch.
+        inputs: any size; they are padded to the network's multiple. The noise follows from the windows, so that the
+        result does not depend on the order or the batch.
         """
-        height, width = inputs.size
         inputs = self._with_fallback_masks(inputs.padded(self.config.network.multiple).to(self.device))
         places = [Window(window.row, window.col, *inputs.size) for window in windows]
         noises = [self.noise_field(one, steps).of(places, self.device) for one in sample_seeds(seed, samples)]
-        output = self._tile(inputs, noises, steps=steps, resamplings=resamplings, on_step=on_step)
-        images = output.images[..., :height, :width]
+        return inputs, noises
+
+    def raw_tiles(self, output: TileOutput, inputs: TileInputs, size: tuple[int, int]) -> RawTiles:
+        """Return the result of `tile` cut to a size, the samples averaged."""
+        height, width = size
+        images = feathered(output, inputs)[..., :height, :width]
         if not bool(images.isfinite().all()):
             raise CheckpointError(
                 f"the network {self.config.name!r} returned NaN or infinite values. Its weights may be damaged; use "
@@ -274,7 +289,7 @@ class CloudRemover:
         spread = (images - clear).square().mean(dim=0).sqrt()
         if output.error is not None:
             error = output.error[..., :height, :width]
-            spread = error if samples == 1 else torch.hypot(spread, error)
+            spread = error if len(images) == 1 else torch.hypot(spread, error)
         cloud = None if output.cloud is None else output.cloud[..., :height, :width]
         if not self.matches_dates:
             clear = self._following(clear, inputs, height, width)
@@ -302,8 +317,8 @@ class CloudRemover:
             return series.cloud[0].numpy()
         padded = series.padded(self.config.network.multiple).to(self.device)
         with torch.inference_mode():
-            padded = self._with_fallback_masks(padded)
-            masks = self._plain.masks(padded) if bool(padded.cloud.isnan().any()) else padded.cloud
+            padded = self._with_fallback_masks(replace(padded, known_masks=not bool(padded.cloud.isnan().any())))
+            masks = padded.cloud if padded.known_masks else self._plain.masks(padded)
         return masks[0, :, :height, :width].float().cpu().numpy()
 
     @cached_property
@@ -369,8 +384,8 @@ class CloudRemover:
         return SaderTile(self.denoiser, settings).eval()
 
     @cached_property
-    def _tile(self) -> Tile:
-        """The tile of the backend."""
+    def tile(self) -> Tile:
+        """Computes tiles with the backend of the options."""
         backend = self.options.backend
         if backend == "onnx" and self.device.type != "cpu":
             raise ConfigError(f"backend onnx computes on the CPU, but the device is {self.device}. Use device='cpu'.")
@@ -407,9 +422,9 @@ class CloudRemover:
 
     def _with_fallback_masks(self, inputs: TileInputs) -> TileInputs:
         """Return the inputs with masks of the fallback network, where the bands are too few for the model's own."""
-        if not self.uses_fallback_masks(inputs.band_present.all(dim=0).tolist()):
+        if inputs.known_masks or len(self.bands) <= len(BANDS_RGBN):
             return inputs
-        if not bool(inputs.cloud.isnan().any()):
+        if not self.uses_fallback_masks(inputs.band_present.all(dim=0).tolist()):
             return inputs
         assert self._fallback is not None
         cloudy, present = four_bands(self.bands, to_model_range(inputs.cloudy), inputs.band_present)
@@ -418,7 +433,7 @@ class CloudRemover:
         cloud = used_mask(
             probability, inputs.valid, inputs.cloud, threshold=own.cloud_threshold, growth=own.mask_growth
         )
-        return replace(inputs, cloud=cloud)
+        return replace(inputs, cloud=cloud, known_masks=True)
 
     def _following(self, images: Tensor, inputs: TileInputs, height: int, width: int) -> Tensor:
         """Return images (B, C, H, W) in the radiometry of their reference dates, fitted on the clear pixels.

@@ -22,10 +22,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from sader.errors import ConfigError, DataError
+from sader.errors import ConfigError
 from sader.inference.inputs import TileInputs
-from sader.inference.scene_match import SceneMatch, decimation, overview_factor
-from sader.inference.tiling import Blend, Notice, Progress, Window, common, plan_windows
+from sader.inference.scene_match import Overview, SceneMatch, decimation
+from sader.inference.tiling import Blend, Progress, Window, common, plan_windows
 from sader.inference.values import (
     HIGHEST,
     LOWEST,
@@ -40,8 +40,9 @@ from sader.inference.values import (
 )
 
 if TYPE_CHECKING:
+    from sader.inference.noise import NoiseOf
     from sader.inference.options import RemoverOptions
-    from sader.inference.tile import RawTiles
+    from sader.inference.tile import RawTiles, Tile, TileOutput
 
 log = logging.getLogger(__name__)
 
@@ -86,19 +87,17 @@ class Remover(Protocol):
         bands: Sequence[str],
     ) -> NDArray[np.float32]: ...
 
-    def compute(
-        self,
-        inputs: TileInputs,
-        windows: Sequence[Window],
-        *,
-        steps: int,
-        resamplings: int = 0,
-        seed: int = 0,
-        samples: int = 1,
-    ) -> RawTiles: ...
+    def prepare(
+        self, inputs: TileInputs, windows: Sequence[Window], *, steps: int, seed: int = 0, samples: int = 1
+    ) -> tuple[TileInputs, list[NoiseOf]]: ...
+
+    @property
+    def tile(self) -> Tile: ...
+
+    def raw_tiles(self, output: TileOutput, inputs: TileInputs, size: tuple[int, int]) -> RawTiles: ...
 
 
-# ------------------------------------------------------------------------------------------------ source and overview
+# ------------------------------------------------------------------------------------------------ source
 
 
 @dataclass(frozen=True)
@@ -136,123 +135,6 @@ class SceneSource(Protocol):
 
     def read(self, window: Window) -> SceneWindow:
         """Return all dates of a window."""
-
-
-@dataclass(frozen=True)
-class Overview:
-    """All dates of a scene, decimated to at most `scene_match.OVERVIEW` pixels along the longer edge."""
-
-    cloudy: NDArray[np.float32]
-    """(T, C, h, w) reflectance, 0 where not valid."""
-    valid: NDArray[np.bool_]
-    """(T, h, w)"""
-    cloud: NDArray[np.float32]
-    """(T, h, w) probability of cloud or shadow; NaN where it is unknown."""
-
-    @classmethod
-    def of(
-        cls,
-        remover: Remover,
-        cloudy: NDArray[np.float32],
-        *,
-        valid: NDArray[np.bool_],
-        masks: Sequence[NDArray[np.bool_] | None],
-        bands: Sequence[str],
-    ) -> Overview:
-        """Return the overview of decimated dates, with the clouds that the model finds where no mask is given."""
-        cloud = np.ones(valid.shape, np.float32)
-        if valid.any():
-            # On one core, so that the bits do not depend on the number of cores.
-            with intra_op_threads(1):
-                values = cloudy.clip(LOWEST, HIGHEST)
-                cloud = remover.estimate_cloud(values, valid=valid, cloud_mask=list(masks), bands=bands)
-        return cls(cloudy, valid, cloud)
-
-    @property
-    def clear_share(self) -> NDArray[np.float64]:
-        """(T,): the part of the scene that each date shows clearly. Pixels of unknown state count as clear."""
-        clear = 1 - np.nan_to_num(self.cloud, nan=0.0)
-        return (clear * self.valid).mean(axis=(1, 2), dtype=np.float64)
-
-    def match(self, remover: Remover, reference: int | None, shape: tuple[int, int]) -> SceneMatch | None:
-        """Return the maps that bring all dates to one radiometry.
-
-        None where there is nothing to match: a scene of one tile, one date, or a model that matches no dates.
-        """
-        alone = max(shape) <= remover.tile_size or len(self.cloudy) == 1 or not remover.matches_dates
-        if alone or not self.valid.any():
-            return None
-        with intra_op_threads(1):
-            return SceneMatch.fit(
-                self.cloudy.clip(LOWEST, HIGHEST),
-                valid=self.valid,
-                cloud=self.cloud,
-                reference=reference,
-                factor=overview_factor(*shape),
-            )
-
-
-def find_reference(
-    wanted: str | int | np.datetime64 | None, names: Sequence[str], days: Sequence[str | None], shares: Any
-) -> int | None:
-    """Return the index of the reference date, None for a new image.
-
-    wanted: "auto" (the clearest), "none" or None, an index, a name or the start of exactly one, or a date.
-    days: date of each as YYYY-MM-DD, None where it is unknown. shares: `Overview.clear_share`.
-    """
-    if wanted is None or (isinstance(wanted, str) and wanted.lower() == "none"):
-        return None
-    if isinstance(wanted, int | np.integer) and not isinstance(wanted, bool):
-        if not -len(names) <= wanted < len(names):
-            last = len(names) - 1
-            raise ConfigError(f"reference is {wanted}; there are {len(names)} dates, so it goes from 0 to {last}.")
-        return int(wanted) % len(names)
-    text = str(wanted)
-    if text.lower() == "auto":
-        return int(np.argmax(shares))
-    found = [index for index, (name, day) in enumerate(zip(names, days, strict=True)) if _means(text, name, day)]
-    found = found or [index for index, name in enumerate(names) if name.startswith(text)]
-    if len(found) == 1:
-        return found[0]
-    pairs = zip(names[:12], days, strict=False)
-    known = ", ".join(name if day is None or day in name else f"{name} ({day})" for name, day in pairs)
-    raise ConfigError(
-        f"reference is {text!r}, which fits {len(found) or 'none'} of the dates: {known}. Give one name, a date as "
-        "YYYY-MM-DD, auto or none."
-    )
-
-
-def _means(wanted: str, name: str, day: str | None) -> bool:
-    path = wanted.replace("\\", "/").rstrip("/")
-    last = path.rsplit("/", 1)[-1]
-    if path.endswith(f"/{name}") or last == name or path == name or last.rsplit(".", 1)[0] == name.rsplit(".", 1)[0]:
-        return True
-    digits = "".join(letter for letter in wanted if letter.isdigit())
-    return day is not None and len(digits) == 8 and day.replace("-", "") == digits
-
-
-def check_reference(
-    reference: int | None, remover: Remover, overview: Overview, *, chosen: bool, name: str, notice: Notice
-) -> int | None:
-    """Return the reference date after checking that its clear pixels can be told from clouds.
-
-    chosen: it was chosen automatically; then a new image is made instead of raising.
-    """
-    if reference is None:
-        return None
-    if np.isnan(overview.cloud[reference]).any() and not remover.matches_dates:
-        if not chosen:
-            raise ConfigError(
-                f"reference {name} keeps the clear pixels of that date, but its cloud mask is unknown and this model "
-                "has no cloud head. Give a mask, or use reference none."
-            )
-        notice(
-            "this model has no cloud head and no mask is given, so no date can be cleaned: the result is a new image."
-        )
-        return None
-    if not chosen and not overview.valid[reference].any():
-        raise DataError(f"reference {name} has no valid pixel on the output grid. Choose another date.")
-    return reference
 
 
 # ------------------------------------------------------------------------------------------------ plan and tiles
@@ -334,6 +216,7 @@ class _Decoded:
     read: SceneWindow
 
 
+@torch.inference_mode()
 def predict_windows(
     plan: ScenePlan,
     remover: Remover,
@@ -351,14 +234,12 @@ def predict_windows(
         while todo:
             group = [dates[index] for index in todo[:batch]]
             try:
-                raw = remover.compute(
-                    TileInputs.joined([_inputs(plan, remover, one) for one in group]),
-                    [one.window for one in group],
-                    steps=steps,
-                    resamplings=resamplings,
-                    seed=plan.seed,
-                    samples=plan.samples,
+                given = TileInputs.joined([_inputs(plan, remover, one) for one in group])
+                inputs, noises = remover.prepare(
+                    given, [one.window for one in group], steps=steps, seed=plan.seed, samples=plan.samples
                 )
+                output = remover.tile(inputs, noises, steps=steps, resamplings=resamplings)
+                raw = remover.raw_tiles(output, inputs, given.size)
             except torch.OutOfMemoryError as error:
                 batch = _smaller_batch(plan, len(group), error)
                 continue
@@ -447,6 +328,7 @@ def _inputs(plan: ScenePlan, remover: Remover, tile: _Decoded) -> TileInputs:
         days=None if days is None else (days - days.min())[None],
         aux=aux,
         change=None if change is None else change[None],
+        known_masks=all(mask is not None for mask in tile.read.masks),
     )
 
 
@@ -463,17 +345,6 @@ class Executor:
     """Windows that are under way at a time."""
     group: int = 1
     """Windows computed together."""
-
-
-@contextmanager
-def intra_op_threads(count: int) -> Iterator[None]:
-    """Let PyTorch use so many cores for one operation of this thread."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(count)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
 
 
 def available_cores() -> int:

@@ -1,4 +1,4 @@
-"""Radiometric match of a whole scene: every date mapped onto the reference date, fitted on an overview.
+"""Overview of a scene, its reference date, and the radiometric match of every date to it, fitted on the overview.
 
 Not from the paper. The network matches dates within a tile (`model.matching`). A tile that lies under one large cloud
 of the reference date has no clear pixel to match to, and its radiometry would differ from that of its neighbours. The
@@ -7,7 +7,10 @@ same fit on an overview of the scene reaches across such a gap; tiles then only 
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -15,11 +18,16 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor
 
-from sader.inference.tiling import Window
+from sader.errors import ConfigError, DataError
+from sader.inference.tiling import Notice, Window
+from sader.inference.values import HIGHEST, LOWEST
 from sader.model.blocks import full_precision, to_model_range
 from sader.model.composite import NOISE_VARIANCE, clearest_date
 from sader.model.infill import carried_inward
 from sader.model.matching import CELL, MOST_CHANGE, fit_dates, inlier_weight
+
+if TYPE_CHECKING:
+    from sader.inference.scene import Remover
 
 OVERVIEW = 512
 """Longest edge of an overview, in pixels."""
@@ -99,6 +107,17 @@ class SceneMatch:
         return out
 
 
+def _interpolation(start: int, length: int, cell: int, cells: int) -> NDArray[np.float32]:
+    """Return the weights (length, cells) of linear interpolation between the middles of cells, flat beyond the ends."""
+    position = ((np.arange(start, start + length) + 0.5) / cell - 0.5).clip(0, cells - 1)
+    lower = np.minimum(position.astype(int), max(cells - 2, 0))
+    share = position - lower
+    weights = np.zeros((length, cells), dtype=np.float32)
+    weights[np.arange(length), lower] = 1 - share
+    weights[np.arange(length), np.minimum(lower + 1, cells - 1)] += share
+    return weights
+
+
 def feather(image: Tensor, own: Tensor, clear: Tensor) -> Tensor:
     """Return an image (B, C, H, W) that meets the pixels of a date where they are clear, without an edge around them.
 
@@ -113,12 +132,132 @@ def feather(image: Tensor, own: Tensor, clear: Tensor) -> Tensor:
     return image + near * carried_inward(residual, safe)
 
 
-def _interpolation(start: int, length: int, cell: int, cells: int) -> NDArray[np.float32]:
-    """Return the weights (length, cells) of linear interpolation between the middles of cells, flat beyond the ends."""
-    position = ((np.arange(start, start + length) + 0.5) / cell - 0.5).clip(0, cells - 1)
-    lower = np.minimum(position.astype(int), max(cells - 2, 0))
-    share = position - lower
-    weights = np.zeros((length, cells), dtype=np.float32)
-    weights[np.arange(length), lower] = 1 - share
-    weights[np.arange(length), np.minimum(lower + 1, cells - 1)] += share
-    return weights
+# ------------------------------------------------------------------------------------------------ overview
+
+
+@contextmanager
+def intra_op_threads(count: int) -> Iterator[None]:
+    """Let PyTorch use so many cores for one operation of this thread."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(count)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+@dataclass(frozen=True)
+class Overview:
+    """All dates of a scene, decimated to at most `OVERVIEW` pixels along the longer edge."""
+
+    cloudy: NDArray[np.float32]
+    """(T, C, h, w) reflectance, 0 where not valid."""
+    valid: NDArray[np.bool_]
+    """(T, h, w)"""
+    cloud: NDArray[np.float32]
+    """(T, h, w) probability of cloud or shadow; NaN where it is unknown."""
+
+    @classmethod
+    def of(
+        cls,
+        remover: Remover,
+        cloudy: NDArray[np.float32],
+        *,
+        valid: NDArray[np.bool_],
+        masks: Sequence[NDArray[np.bool_] | None],
+        bands: Sequence[str],
+    ) -> Overview:
+        """Return the overview of decimated dates, with the clouds that the model finds where no mask is given."""
+        cloud = np.ones(valid.shape, np.float32)
+        if valid.any():
+            # On one core, so that the bits do not depend on the number of cores.
+            with intra_op_threads(1):
+                values = cloudy.clip(LOWEST, HIGHEST)
+                cloud = remover.estimate_cloud(values, valid=valid, cloud_mask=list(masks), bands=bands)
+        return cls(cloudy, valid, cloud)
+
+    @property
+    def clear_share(self) -> NDArray[np.float64]:
+        """(T,): the part of the scene that each date shows clearly. Pixels of unknown state count as clear."""
+        clear = 1 - np.nan_to_num(self.cloud, nan=0.0)
+        return (clear * self.valid).mean(axis=(1, 2), dtype=np.float64)
+
+    def match(self, remover: Remover, reference: int | None, shape: tuple[int, int]) -> SceneMatch | None:
+        """Return the maps that bring all dates to one radiometry.
+
+        None where there is nothing to match: a scene of one tile, one date, or a model that matches no dates.
+        """
+        alone = max(shape) <= remover.tile_size or len(self.cloudy) == 1 or not remover.matches_dates
+        if alone or not self.valid.any():
+            return None
+        with intra_op_threads(1):
+            return SceneMatch.fit(
+                self.cloudy.clip(LOWEST, HIGHEST),
+                valid=self.valid,
+                cloud=self.cloud,
+                reference=reference,
+                factor=overview_factor(*shape),
+            )
+
+
+def find_reference(
+    wanted: str | int | np.datetime64 | None, names: Sequence[str], days: Sequence[str | None], shares: Any
+) -> int | None:
+    """Return the index of the reference date, None for a new image.
+
+    wanted: "auto" (the clearest), "none" or None, an index, a name or the start of exactly one, or a date.
+    days: date of each as YYYY-MM-DD, None where it is unknown. shares: `Overview.clear_share`.
+    """
+    if wanted is None or (isinstance(wanted, str) and wanted.lower() == "none"):
+        return None
+    if isinstance(wanted, int | np.integer) and not isinstance(wanted, bool):
+        if not -len(names) <= wanted < len(names):
+            last = len(names) - 1
+            raise ConfigError(f"reference is {wanted}; there are {len(names)} dates, so it goes from 0 to {last}.")
+        return int(wanted) % len(names)
+    text = str(wanted)
+    if text.lower() == "auto":
+        return int(np.argmax(shares))
+    found = [index for index, (name, day) in enumerate(zip(names, days, strict=True)) if _means(text, name, day)]
+    found = found or [index for index, name in enumerate(names) if name.startswith(text)]
+    if len(found) == 1:
+        return found[0]
+    pairs = zip(names[:12], days, strict=False)
+    known = ", ".join(name if day is None or day in name else f"{name} ({day})" for name, day in pairs)
+    raise ConfigError(
+        f"reference is {text!r}, which fits {len(found) or 'none'} of the dates: {known}. Give one name, a date as "
+        "YYYY-MM-DD, auto or none."
+    )
+
+
+def _means(wanted: str, name: str, day: str | None) -> bool:
+    path = wanted.replace("\\", "/").rstrip("/")
+    last = path.rsplit("/", 1)[-1]
+    if path.endswith(f"/{name}") or last == name or path == name or last.rsplit(".", 1)[0] == name.rsplit(".", 1)[0]:
+        return True
+    digits = "".join(letter for letter in wanted if letter.isdigit())
+    return day is not None and len(digits) == 8 and day.replace("-", "") == digits
+
+
+def check_reference(
+    reference: int | None, remover: Remover, overview: Overview, *, chosen: bool, name: str, notice: Notice
+) -> int | None:
+    """Return the reference date after checking that its clear pixels can be told from clouds.
+
+    chosen: it was chosen automatically; then a new image is made instead of raising.
+    """
+    if reference is None:
+        return None
+    if np.isnan(overview.cloud[reference]).any() and not remover.matches_dates:
+        if not chosen:
+            raise ConfigError(
+                f"reference {name} keeps the clear pixels of that date, but its cloud mask is unknown and this model "
+                "has no cloud head. Give a mask, or use reference none."
+            )
+        notice(
+            "this model has no cloud head and no mask is given, so no date can be cleaned: the result is a new image."
+        )
+        return None
+    if not chosen and not overview.valid[reference].any():
+        raise DataError(f"reference {name} has no valid pixel on the output grid. Choose another date.")
+    return reference

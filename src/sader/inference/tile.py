@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import NamedTuple, Protocol
 
 import torch
@@ -19,14 +20,11 @@ from sader.inference.noise import NoiseOf
 from sader.inference.scene_match import feather
 from sader.method.diffusion import Denoiser
 from sader.method.resampling import Guide, Resampler, ResamplerConfig, cloud_cover, fuse
-from sader.method.sampling import Solver
+from sader.method.sampling import Solver, sample
 from sader.model.blocks import to_model_range, to_reflectance
 from sader.model.composite import with_contrast
 from sader.model.heads import steady_correction
 from sader.model.mtcdn import MTCDN, Condition
-
-OnStep = Callable[[], None]
-"""Called after the condition and after every sampling step, for progress bars."""
 
 
 class TileOutput(NamedTuple):
@@ -39,7 +37,7 @@ class TileOutput(NamedTuple):
     error: Tensor | None = None
     """(B, C, H, W): expected standard deviation; None for networks without an error head."""
     shown: Tensor | None = None
-    """bool (B, H, W), only from `SaderTile.compute` with a scene match: see `masks.leading_date`."""
+    """bool (B, H, W), only with a scene match: see `masks.leading_date`."""
 
 
 class RawTiles(NamedTuple):
@@ -79,7 +77,6 @@ class Tile(Protocol):
         *,
         steps: int,
         resamplings: int = 0,
-        on_step: OnStep | None = None,
     ) -> TileOutput:
         """Return one image per noise, with mask and error; height and width are multiples of the network's."""
 
@@ -106,36 +103,19 @@ class SaderTile(nn.Module):
         *,
         steps: int,
         resamplings: int = 0,
-        on_step: OnStep | None = None,
     ) -> TileOutput:
-        """Return the images (S, B, C, H, W), masks and errors of a batch of tiles; see `Tile`."""
-        unknown = self.network.config.matches_dates and bool(inputs.cloud.isnan().any())
-        output = self.compute(
-            inputs, noises, steps=steps, resamplings=resamplings, estimate_masks=unknown, on_step=on_step
-        )
-        return feathered(output, inputs)
+        """Return the images (S, B, C, H, W), masks and errors of a batch of tiles; see `Tile`.
 
-    def compute(
-        self,
-        inputs: TileInputs,
-        noises: Sequence[NoiseOf],
-        *,
-        steps: int,
-        resamplings: int = 0,
-        estimate_masks: bool = True,
-        on_step: OnStep | None = None,
-    ) -> TileOutput:
-        """Return the result before `feathered`, without a branch on a tensor's value: for CUDA graphs and export.
-
-        estimate_masks: False where all masks are given.
+        No branch depends on the value of a tensor, so that it can be captured as a CUDA graph and exported.
         """
+        settings, denoiser = self.settings, self.denoiser
         cloudy, cloud = to_model_range(inputs.cloudy), None
         if self.network.config.matches_dates:
-            cloud = self.masks(inputs) if estimate_masks else inputs.cloud
+            cloud = inputs.cloud if inputs.known_masks else self.masks(inputs)
         reference, shown = inputs.reference, None
         if cloud is not None and inputs.change is not None:
             cloudy = cloudy + 2 * inputs.change  # the model's range is twice as wide as reflectance
-            reference, shown = leading_date(reference, cloud, inputs.valid, threshold=self.settings.threshold)
+            reference, shown = leading_date(reference, cloud, inputs.valid, threshold=settings.threshold)
         condition = self.condition(
             cloudy,
             aux=None if inputs.aux is None else to_model_range(inputs.aux),
@@ -146,12 +126,29 @@ class SaderTile(nn.Module):
             band_present=inputs.band_present,
             already_matched=inputs.change is not None,
         )
-        if on_step is not None:
-            on_step()
+        shape = condition.mean.shape
+        correction = None
+        if resamplings:
+            correction = Resampler(
+                replace(settings.resampling, steps=resamplings),
+                settings.guide(),
+                present=condition.present,
+                cloud_cover=cloud_cover(inputs.cloud if cloud is None else cloud, inputs.valid),
+                fuse=self.fuse,
+            )
         images = []
-        cover = cloud_cover(inputs.cloud if cloud is None else cloud, inputs.valid) if resamplings else None
         for noise in noises:
-            image = to_reflectance(self._sampled(condition, noise, steps, resamplings, cover, on_step))
+            image = sample(
+                partial(denoiser, condition=condition),
+                condition.mean.float(),
+                partial(_state_noise, noise, shape),
+                denoiser.sigmas(steps, dates=shape[1], negligible=settings.negligible),
+                alpha=denoiser.config.alpha,
+                initial=denoiser.initial(condition),
+                solver=settings.solver,
+                correction=correction,
+            )
+            image = to_reflectance(image)
             if condition.contrast is not None and steps == 1:  # more steps add texture of their own
                 image = with_contrast(image, condition.contrast)
             images.append(image)
@@ -172,44 +169,19 @@ class SaderTile(nn.Module):
             probability, inputs.valid, inputs.cloud, threshold=self.settings.threshold, growth=self.settings.growth
         )
 
-    def _sampled(
-        self,
-        condition: Condition,
-        noise: NoiseOf,
-        steps: int,
-        resamplings: int,
-        cover: Tensor | None,
-        on_step: OnStep | None,
-    ) -> Tensor:
-        """Return the image (B, C, H, W) of one sample in the model's range; cover: share of cloud (B,)."""
-        shape = condition.mean.shape
-        correction = None
-        if resamplings:
-            correction = Resampler(
-                replace(self.settings.resampling, steps=resamplings),
-                self.settings.guide(),
-                present=condition.present,
-                cloud_cover=cover,
-                fuse=self.fuse,
-            )
-        return self.denoiser.clear_image(
-            condition,
-            lambda draw: noise(draw, shape[1] * shape[2]).view(shape),
-            sigmas=self.denoiser.sigmas(steps, dates=shape[1], negligible=self.settings.negligible),
-            solver=self.settings.solver,
-            correction=correction,
-            callback=None if on_step is None else lambda step, image: on_step(),
-        )
+
+def _state_noise(noise: NoiseOf, shape: torch.Size, draw: int) -> Tensor:
+    """Return a draw of noise in the shape (B, S, C, H, W) of the state."""
+    return noise(draw, shape[1] * shape[2]).view(shape)
 
 
-def feathered(output: TileOutput, inputs: TileInputs) -> TileOutput:
-    """Return the result with images that meet the reference date's clear pixels in tiles it does not lead."""
+def feathered(output: TileOutput, inputs: TileInputs) -> Tensor:
+    """Return the images (S, B, C, H, W), which meet the reference date's clear pixels in tiles it does not lead."""
     if output.shown is None or not bool(output.shown.any()):
-        return output._replace(shown=None)
+        return output.images
     rows = torch.arange(len(inputs.cloudy), device=inputs.cloudy.device)
     own = inputs.cloudy[rows, inputs.reference.clamp(min=0)]
-    images = torch.stack([feather(image, own, output.shown) for image in output.images])
-    return output._replace(images=images, shown=None)
+    return torch.stack([feather(image, own, output.shown) for image in output.images])
 
 
 def expected_error(condition: Condition, *, scene: bool = False) -> Tensor | None:

@@ -12,7 +12,6 @@ its preconditioning.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import NamedTuple, Protocol
@@ -21,7 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from sader.errors import ConfigError
-from sader.method.sampling import Correction, NoiseSource, Solver, karras_sigmas, sample
+from sader.method.sampling import karras_sigmas
 
 
 @dataclass(frozen=True)
@@ -187,32 +186,6 @@ class Denoiser(nn.Module):
         first, *middle, last = levels
         return [first, *(s for s in middle if self.process.largest_change(s, dates) > negligible), last]
 
-    def clear_image(
-        self,
-        condition: ConditionLike,
-        noise: NoiseSource,
-        *,
-        steps: int | None = None,
-        sigmas: Sequence[float] | None = None,
-        solver: Solver = "euler",
-        correction: Correction | None = None,
-        callback: Callable[[int, Tensor], None] | None = None,
-    ) -> Tensor:
-        """Return the clear image (B, C, H, W) in the model's range, sampled from noise (paper, Algorithm 1).
-
-        The size is that of `condition.mean`, which is padded to the network's multiple. steps: None = the config's.
-        sigmas: noise levels in place of those of `steps`. solver, correction, callback: as in `sampling.sample`.
-        """
-        mean = condition.mean.float()
-        return sample(
-            lambda x, sigma: self(x, sigma, condition),
-            mean,
-            noise,
-            self.sigmas(steps or self.config.steps) if sigmas is None else sigmas,
-            alpha=self.config.alpha,
-            # The paper starts without a clear term; a composite is the first estimate of the clear image.
-            initial=0.0 if self.config.residual is None else mean,
-            solver=solver,
-            correction=correction,
-            callback=callback,
-        )
+    def initial(self, condition: ConditionLike) -> Tensor | float:
+        """Return the first estimate of the clear image for `sampling.sample`: the composite; 0 in the paper."""
+        return 0.0 if self.config.residual is None else condition.mean.float()

@@ -21,7 +21,7 @@ from sader.presets import ModelConfig
 from sader.training.objective import ObjectiveConfig
 
 AnyModelConfig = ModelConfig | BaselineModelConfig
-Schedule = Literal["cosine", "linear", "constant"]
+Schedule = Literal["cosine", "linear", "exponential", "constant"]
 
 
 @dataclass(frozen=True)
@@ -57,7 +57,8 @@ class TrainConfig:
     weight_decay: float = 0.0
     """Weight decay per unit of learning rate; with Muon for hidden matrices only."""
     schedule: Schedule = "cosine"
-    """After the warm-up: cosine to 1 %, constant for half of the run and then linear to 0, or constant."""
+    """After the warm-up: cosine to 1 %, constant for half of the run and then linear to 0, exponential (times 0.95 in
+    each hundredth of the run), or constant."""
     warmup: float = 0.02
     """Share of the run in which the rate rises linearly; 0.01 is the paper's 500 of 50,000 steps."""
     clip: float = 1.0
@@ -205,14 +206,20 @@ def recipe(model: AnyModelConfig) -> RunConfig:
     return RunConfig(model, PAPER_TRAINING[model.name], data=DataConfig(maker=maker))
 
 
+def in_steps(train: TrainConfig, series: float) -> TrainConfig:
+    """Return the settings with the steps that follow from `epochs`, where given, and the number of series."""
+    if train.epochs is None:
+        return train
+    steps = max(1, round(train.epochs * math.ceil(series / (train.batch_size * train.accumulate))))
+    return dataclasses.replace(train, steps=steps)
+
+
 def with_steps(config: RunConfig) -> RunConfig:
     """Return the config with the steps that follow from train.epochs and the number of series in the shards."""
-    train = config.train
-    if train.epochs is None:
+    if config.train.epochs is None:
         return config
     series = count_records(config.data.shards) / config.data.draws
-    steps = max(1, round(train.epochs * math.ceil(series / (train.batch_size * train.accumulate))))
-    return dataclasses.replace(config, train=dataclasses.replace(train, steps=steps))
+    return dataclasses.replace(config, train=in_steps(config.train, series))
 
 
 def load_run_config(path: Path) -> RunConfig:

@@ -175,13 +175,15 @@ def _with_peak(optimizer: torch.optim.Optimizer, captured: bool) -> torch.optim.
 def rate_factor(progress: float, *, warmup: float = 0.02, schedule: Schedule = "cosine") -> float:
     """Return the learning rate in peaks at `progress` in [0, 1]: linear over the share `warmup`, then the schedule.
 
-    cosine: to 1 %; linear: constant for the first half of the run, then to 0; constant. The function has no state, so
-    a resumed run continues the same curve. Beyond 1 the last value holds.
+    cosine: to 1 %; linear: constant for the first half of the run, then to 0; exponential: to 0.95^100; constant. The
+    function has no state, so a resumed run continues the same curve. Beyond 1 the last value holds.
     """
     if progress < warmup:
         return progress / warmup
     if schedule == "constant":
         return 1.0
+    if schedule == "exponential":
+        return float(0.95 ** (100 * min(1.0, progress)))
     if schedule == "linear":
         return min(1.0, 2 * (1 - min(1.0, progress)))
     share = min(1.0, (progress - warmup) / max(1e-9, 1.0 - warmup))

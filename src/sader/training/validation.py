@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -13,6 +14,7 @@ from torch import Tensor
 from sader.baselines.baseline import Baseline, generator_noise, inputs_of
 from sader.data.batch import SeriesBatch, keyed_generator
 from sader.method.diffusion import Denoiser
+from sader.method.sampling import sample
 from sader.model.blocks import to_model_range, to_reflectance
 from sader.model.mtcdn import MTCDN
 from sader.training.feed import Maker
@@ -58,10 +60,13 @@ def predict(denoiser: Denoiser | Baseline, batch: SeriesBatch, *, generator: tor
     )
     mean = condition.mean.float()
     composite = to_reflectance(mean[:, 0]).clamp(0, 1) if network.config.matches_dates else None
-    image = denoiser.clear_image(
-        condition,
+    image = sample(
+        partial(denoiser, condition=condition),
+        mean,
         lambda _: torch.randn(mean.shape, generator=generator, device=mean.device),
-        steps=1 if network.config.matches_dates else None,
+        denoiser.sigmas(1 if network.config.matches_dates else denoiser.config.steps),
+        alpha=denoiser.config.alpha,
+        initial=denoiser.initial(condition),
     )
     height, width = condition.size
     return Prediction(composite, to_reflectance(image[..., :height, :width]).clamp(0, 1))

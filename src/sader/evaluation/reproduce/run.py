@@ -16,6 +16,7 @@ from typing import Any
 import torch
 
 from sader.checkpoint import read_header
+from sader.data.pack import is_eurosat_ms
 from sader.data.public.registry import DATASETS, recognise
 from sader.errors import ConfigError, DataError, SaderError, did_you_mean
 from sader.evaluation.evaluate import score_methods, with_lpips
@@ -23,6 +24,7 @@ from sader.evaluation.methods import RemoverMethod, make_method
 from sader.evaluation.reproduce import published as paper
 from sader.evaluation.reproduce.plans import HERE, TABLES, PlanRow, RunSpec, Table, get_tables
 from sader.evaluation.reproduce.setting import (
+    EUROSAT,
     ReproduceRequest,
     Setting,
     check_data,
@@ -187,6 +189,7 @@ def _row_methods(setting: Setting, row: PlanRow) -> tuple[dict[str, Method], dic
     if guide is not None:
         file = train_guide(setting, *guide)
         origin["guide_sha256"] = file_digest(file)
+        origin["guide_data"] = EUROSAT if setting.guide_root is not None else "targets of the training series"
         options = replace(options, guide_weights=str(file))
     remover = CloudRemover.from_pretrained(weights, options=options)
     return {row.title: RemoverMethod(remover, mask="true", steps=row.steps)}, origin
@@ -258,7 +261,14 @@ def find_settings(request: ReproduceRequest, tables: Sequence[Table], *, needs_d
         return {HERE: Setting(request, HERE, shards=request.data, validation=request.validation)}
     if request.validation:
         raise ConfigError("--validation is for the plan here; a public dataset has its own splits. Leave it out.")
-    found = {name: Setting(request, name, root=root) for name, root in map(_parse_data, request.data)}
+    series = [text for text in request.data if not text.startswith(f"{EUROSAT}:")]
+    guides = [Path(text.partition(":")[2]) for text in request.data if text.startswith(f"{EUROSAT}:")]
+    if guides and not is_eurosat_ms(guides[0]):
+        raise DataError(
+            f"{guides[0]} holds no CLASS/CLASS_1.tif; expected EuroSAT-MS (13-band GeoTIFFs). Check --data."
+        )
+    guide_root = guides[0] if guides else None
+    found = {name: Setting(request, name, root=root, guide_root=guide_root) for name, root in map(_parse_data, series)}
     for table in tables:
         if needs_data and table.rows and not any(dataset in found for dataset in table.rows):
             names = " or ".join(f"--data {dataset}:FOLDER" for dataset in table.rows)

@@ -20,6 +20,9 @@ from sader.evaluation.reproduce.plans import HELPING_BANDS, HERE, SCORED_BANDS
 from sader.evaluation.reproduce.tiny import write_data
 from sader.files import locked
 
+EUROSAT = "eurosat_ms"
+"""Name in --data of the images on which the guides of the paper's tables are trained."""
+
 
 @dataclass(frozen=True)
 class ReproduceRequest:
@@ -28,7 +31,8 @@ class ReproduceRequest:
     tables: tuple[str, ...]
     """Names of `plans.TABLES`, or all."""
     data: tuple[str, ...] = ()
-    """NAME:FOLDER or FOLDER of the public datasets; with `here` the shards to train on."""
+    """NAME:FOLDER or FOLDER of the public datasets; with `here` the shards to train on. eurosat_ms:FOLDER is for the
+    guides."""
     validation: tuple[str, ...] = ()
     """With `here`: shards to score on."""
     out: Path = Path("reproduce")
@@ -37,7 +41,7 @@ class ReproduceRequest:
     steps: int | None = None
     """Optimiser steps of every system."""
     overrides: tuple[str, ...] = ()
-    """Changes to every run, as in `sader train --set`."""
+    """Changes to every run, as in `sader train --set`; guide.KEY=VALUE changes the runs of the guides instead."""
     tiny: bool = False
     """Synthetic data and tiny networks."""
     only: tuple[str, ...] = ()
@@ -80,6 +84,8 @@ class Setting:
     """With HERE: shards to train on."""
     validation: tuple[str, ...] = ()
     """With HERE: shards to score on."""
+    guide_root: Path | None = None
+    """Folder of EuroSAT-MS; None: guides are trained on the targets of the dataset."""
 
     @property
     def out(self) -> Path:
@@ -146,8 +152,11 @@ def tiny_setting(setting: Setting) -> Setting:
     if setting.dataset == HERE:
         shards, validation = (str(folder / "train"),), (str(folder / "validation"),)
         return replace(setting, request=replace(request, limit=2), shards=shards, validation=validation)
+    images = setting.out / "data" / EUROSAT
+    with locked(images.with_suffix(".lock"), wait=True):
+        write_data(EUROSAT, images)
     request = replace(request, partial=True, examples=min(request.examples, 2))
-    return replace(setting, request=request, root=folder)
+    return replace(setting, request=request, root=folder, guide_root=images)
 
 
 def training_set(setting: Setting) -> PublicDataset:

@@ -72,7 +72,7 @@ def write_data(dataset: str, folder: Path) -> Path:
     """Write synthetic data of the dataset (or shards, for any other name) into `folder` once; return the folder."""
     if (folder / DONE).is_file():
         return folder
-    writer = {paper.SEN2: _write_sen2, paper.TS: _write_ts}.get(dataset, _write_shards)
+    writer = {paper.SEN2: _write_sen2, paper.TS: _write_ts, "eurosat_ms": _write_eurosat}.get(dataset, _write_shards)
     writer(folder)
     write_atomically(folder / DONE, b"synthetic data of sader reproduce --tiny\n")
     return folder
@@ -103,6 +103,13 @@ def _write_ts(folder: Path) -> None:
             _write_tif(path, series.clear if k == 0 else series.cloudy[k])
             np.save(path.with_name(f"{path.stem}_mask.npy"), np.zeros_like(series.cloud_mask[0]) if k == 0
                     else series.cloud_mask[k])  # fmt: skip
+
+
+def _write_eurosat(folder: Path) -> None:
+    for seed, name in enumerate(("Forest", "River")):
+        for number in (1, 2):
+            image = _series(10 * seed + number, dates=1, bands=BANDS_13, side=64).clear
+            _write_tif(folder / name / f"{name}_{number}.tif", image)
 
 
 def _write_shards(folder: Path) -> None:

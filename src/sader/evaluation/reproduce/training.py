@@ -21,7 +21,7 @@ from sader.data.public.splits import RANDOM
 from sader.data.shards import fingerprint
 from sader.errors import ConfigError
 from sader.evaluation.reproduce.plans import HERE, PlanRow, RunSpec
-from sader.evaluation.reproduce.setting import Setting, digest, file_digest, training_set
+from sader.evaluation.reproduce.setting import EUROSAT, Setting, digest, file_digest, training_set
 from sader.evaluation.reproduce.tiny import TRAIN, tiny_overrides
 from sader.files import locked, write_atomically
 from sader.models import BASELINES, get_system
@@ -33,6 +33,8 @@ SHORT = 300.0
 """Runs of at most this many seconds write no intermediate states: an interrupted one starts again."""
 GUIDE_SHARE = 0.25
 """Part of a system's training time that a guide of the resampling gets in the plan `here`."""
+GUIDE_KEY = "guide."
+"""Start of the keys of --set that change the guides."""
 LEAST_RATE = 2e-4
 """Smallest peak learning rate in the plan `here`; lower ones were published for days of training."""
 HERE_BATCH = {"ctgan": ("train.crop=256", "train.batch_size=4"), "crtsnet": ("train.batch_size=4",)}
@@ -85,6 +87,20 @@ def training_shards(setting: Setting) -> tuple[str, ...]:
     return (str(folder / "train"),)
 
 
+def guide_shards(setting: Setting) -> tuple[str, ...]:
+    """Return the shards to train guides on: EuroSAT-MS, packed on first use, or those of the dataset."""
+    if setting.guide_root is None:
+        return training_shards(setting)
+    from sader.data.pack import MSI, pack_sources
+
+    folder = setting.out / "shards" / EUROSAT
+    with locked(folder.with_suffix(".lock"), wait=True):
+        if not (folder / "packed").is_file():
+            pack_sources([f"eurosatms:{setting.guide_root}"], folder, bands=MSI, step=1, split="none")
+            write_atomically(folder / "packed", b"")
+    return (str(folder),)
+
+
 def run_overrides(setting: Setting, spec: RunSpec) -> list[str]:
     """Return every change to the run config of `spec`: network, data, budget, and the user's own."""
     request, changes = setting.request, list(spec.overrides)
@@ -103,7 +119,7 @@ def run_overrides(setting: Setting, spec: RunSpec) -> list[str]:
     if not request.tiny:
         brief = request.seconds is not None and request.seconds <= SHORT
         changes += [f"train.checkpoint_every={ENDLESS if brief else 200}", "train.checkpoint_seconds=600"]
-    return [*changes, *request.overrides]
+    return [*changes, *(text for text in request.overrides if not text.startswith(GUIDE_KEY))]
 
 
 def _budget(setting: Setting, share: float = 1.0) -> list[str]:
@@ -127,15 +143,11 @@ def train_run(setting: Setting, spec: RunSpec) -> Path:
 
 
 def train_guide(setting: Setting, kind: str, bands: Sequence[str]) -> Path:
-    """Return the weights of a guide of the resampling (mae or conv), trained on the same data."""
+    """Return the weights of a guide of the resampling (mae or conv)."""
     from sader.training.guide import GUIDE_FILE, run_guide
 
-    tiny = setting.request.tiny
-    form = kind if tiny or setting.dataset == HERE or kind == "conv" else "mae-paper"
-    shards = training_shards(setting)
-    share = GUIDE_SHARE if setting.dataset == HERE else 1.0
-    overrides = [f"train.seed={setting.request.seed}", *_budget(setting, share)]
-    overrides += [text for text in TRAIN if not text.startswith("train.dates")] if tiny else []
+    form, overrides = guide_changes(setting, kind)
+    shards = guide_shards(setting)
     key = digest({"kind": form, "bands": list(bands), "overrides": overrides, "shards": fingerprint(shards)})
 
     def train(folder: Path, resume: bool) -> None:
@@ -144,11 +156,27 @@ def train_guide(setting: Setting, kind: str, bands: Sequence[str]) -> Path:
     return _finished_run(setting, f"guide-{kind}", GUIDE_FILE, key, train)
 
 
+def guide_changes(setting: Setting, kind: str) -> tuple[str, list[str]]:
+    """Return the form of a guide in `sader pretrain-guide` and the changes to its config.
+
+    The paper's tables train guides as published, on EuroSAT-MS; without it, on whole targets of the dataset.
+    """
+    request = setting.request
+    form = kind if request.tiny or setting.dataset == HERE else "mae-paper" if kind == "mae" else kind
+    share = GUIDE_SHARE if setting.dataset == HERE else 1.0
+    changes = [f"train.seed={request.seed}", *_budget(setting, share)]
+    if form == "mae-paper" and setting.guide_root is None:
+        changes += ["train.crop=256", "size=null"]
+    if request.tiny:
+        changes += [text for text in TRAIN if not text.startswith("train.dates")]
+    own = [text.removeprefix(GUIDE_KEY) for text in request.overrides if text.startswith(GUIDE_KEY)]
+    return form, [*changes, *own]
+
+
 def needed_guide(setting: Setting, row: PlanRow) -> tuple[str, tuple[str, ...]] | None:
     """Return (kind, bands) of the guide that must be trained for a row; None where it needs none or one is shipped.
 
-    The shipped guide was trained on other places than the user's shards. For the paper's tables a guide is trained on
-    the dataset.
+    The shipped guide was trained on other places than the user's shards. For the paper's tables a guide is trained.
     """
     from sader.training.config import resolve
 

@@ -34,7 +34,7 @@ from sader.figures.picture import Panel, Picture, compose, heat_picture, save_pn
 from sader.geo.read.raster import open_raster, reading
 from sader.geo.scene.source import overview_grid, read_overview
 from sader.geo.stack import GeoStack
-from sader.inference.scene import Overview
+from sader.inference.scene_match import Overview
 from sader.inference.values import RECONSTRUCTED, decode_array
 
 if TYPE_CHECKING:

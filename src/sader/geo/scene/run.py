@@ -30,15 +30,8 @@ from sader.geo.stack import GeoStack
 from sader.inference.masks import FALLBACK_MODEL
 from sader.inference.options import default_backend
 from sader.inference.remover import CloudRemover
-from sader.inference.scene import (
-    Executor,
-    Overview,
-    ScenePlan,
-    check_reference,
-    find_reference,
-    local_executor,
-    run_rows,
-)
+from sader.inference.scene import Executor, ScenePlan, local_executor, run_rows
+from sader.inference.scene_match import Overview, check_reference, find_reference
 from sader.inference.tiling import Notice, Progress
 
 CACHE_BYTES = 256 * 2**20

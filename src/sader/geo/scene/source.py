@@ -15,8 +15,8 @@ from sader.errors import DataError, ValueRangeError
 from sader.geo.grid import Grid
 from sader.geo.scene.block_cache import BlockCache
 from sader.geo.stack import DateSource, GeoStack
-from sader.inference.scene import Overview, Remover, SceneWindow, available_cores
-from sader.inference.scene_match import overview_factor
+from sader.inference.scene import Remover, SceneWindow, available_cores
+from sader.inference.scene_match import Overview, overview_factor
 from sader.inference.tiling import Window
 from sader.inference.values import HIGHEST, LOWEST, ValueCoding, as_tensor, decode, decode_array
 

@@ -26,9 +26,9 @@ from sader.inference.scene import (
     SceneSource,
     as_arrays,
     available_cores,
-    intra_op_threads,
     predict_windows,
 )
+from sader.inference.scene_match import intra_op_threads
 from sader.inference.tiling import Window
 
 if TYPE_CHECKING:

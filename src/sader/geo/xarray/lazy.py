@@ -25,12 +25,9 @@ from sader.inference.scene import (
     ScenePlan,
     SceneWindow,
     as_arrays,
-    check_reference,
-    find_reference,
-    intra_op_threads,
     predict_windows,
 )
-from sader.inference.scene_match import SceneMatch, decimation
+from sader.inference.scene_match import SceneMatch, check_reference, decimation, find_reference, intra_op_threads
 from sader.inference.tiling import Window, common
 from sader.inference.values import HIGHEST, LOWEST, NODATA, OBSERVED, RECONSTRUCTED
 

@@ -30,15 +30,8 @@ from sader.geo.scene.run import SceneReport, job_facts, resumable, scene_remover
 from sader.geo.xarray.cluster import cluster_executor
 from sader.geo.xarray.cube import Cube, check_counts, cube_scene, mask_data, open_cube, result_array
 from sader.geo.xarray.lazy import PROVENANCE_TEXT, cube_plan
-from sader.inference.scene import (
-    ScenePlan,
-    SceneWindow,
-    check_reference,
-    find_reference,
-    local_executor,
-    run_rows,
-)
-from sader.inference.scene_match import decimation
+from sader.inference.scene import ScenePlan, SceneWindow, local_executor, run_rows
+from sader.inference.scene_match import check_reference, decimation, find_reference
 from sader.inference.tiling import Notice, Progress, Window
 from sader.inference.values import ValueCoding, fill_value
 
