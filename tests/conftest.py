@@ -2,6 +2,13 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
 import pytest
 import torch
 
@@ -30,3 +37,36 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         for marker, reason in reasons.items():
             if reason and item.get_closest_marker(marker):
                 item.add_marker(pytest.mark.skip(reason=reason))
+
+
+@dataclass(frozen=True)
+class Disk:
+    """A small file system of its own."""
+
+    folder: Path
+
+    def fill(self, left: int = 0) -> None:
+        """Leave so many bytes free."""
+        ballast = self.folder / "ballast"
+        with suppress(OSError), open(ballast, "wb", buffering=0) as file:
+            while True:
+                file.write(bytes(4096))
+        os.truncate(ballast, max(0, ballast.stat().st_size - left))
+
+    def free(self) -> None:
+        """Take away what `fill` wrote."""
+        (self.folder / "ballast").unlink()
+
+
+@pytest.fixture
+def disk(tmp_path: Path) -> Iterator[Disk]:
+    """A disk of 8 MiB; skipped where none can be mounted."""
+    folder = tmp_path / "disk"
+    folder.mkdir()
+    try:
+        mount = ["mount", "-t", "tmpfs", "-o", f"size={8 * 2**20}", "tmpfs", str(folder)]
+        subprocess.run(mount, check=True, capture_output=True)
+    except (OSError, subprocess.CalledProcessError):
+        pytest.skip("a file system cannot be mounted here; that takes root on Linux")
+    yield Disk(folder)
+    subprocess.run(["umount", "--lazy", str(folder)], check=True)

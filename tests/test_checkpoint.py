@@ -198,7 +198,7 @@ def test_failing_write_leaves_the_old_file(path, monkeypatch, step):
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(f"sader.files.os.{step}", full)
-    with pytest.raises(OutputError, match=r"cannot write .*: No space left on device\. Free space") as error:
+    with pytest.raises(OutputError, match=r"cannot write .*: the disk is full\. Free some space") as error:
         write_atomically(path, b"new")
     assert str(path) in str(error.value)
     assert path.read_bytes() == before
@@ -207,7 +207,7 @@ def test_failing_write_leaves_the_old_file(path, monkeypatch, step):
 
 def test_folder_that_is_a_file(tmp_path):
     (tmp_path / "taken").write_text("x")
-    with pytest.raises(OutputError, match=r"cannot write .*choose another folder"):
+    with pytest.raises(OutputError, match=r"cannot write .*Choose a folder"):
         write_atomically(tmp_path / "taken" / "model.safetensors", b"x")
 
 

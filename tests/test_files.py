@@ -22,7 +22,7 @@ def test_old_content_stays_when_a_write_fails(tmp_path: Path, monkeypatch: pytes
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     monkeypatch.setattr(os, "fsync", full)
-    with pytest.raises(OutputError, match=r"cannot write .*No space left on device\. Free space"):
+    with pytest.raises(OutputError, match=r"cannot write .*the disk is full\. Free some space"):
         write_atomically(path, [b"n", b"ew"])
     assert path.read_bytes() == b"old"
     assert list(tmp_path.iterdir()) == [path]
@@ -58,3 +58,8 @@ def test_a_lock_excludes_other_processes_until_its_holder_is_killed(tmp_path: Pa
         holder.wait()
     with locked(path), pytest.raises(OutputError, match="another process holds"), locked(path):
         pass
+
+
+def test_an_error_under_a_lock_is_raised(tmp_path):
+    with pytest.raises(OSError, match="of the block"), locked(tmp_path / "lock"):
+        raise OSError("of the block")

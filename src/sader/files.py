@@ -6,6 +6,7 @@ Writers of results, checkpoints and run folders use these functions, so that a t
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -26,8 +27,15 @@ def write_atomically(path: Path, content: bytes | Iterable[bytes]) -> None:
     except OSError as error:
         with contextlib.suppress(OSError):  # nothing to remove if the folder could not be created
             partial.unlink()
-        reason = error.strerror or error
-        raise OutputError(f"cannot write {path}: {reason}. Free space or choose another folder.") from error
+        raise write_error(path, error) from error
+
+
+def write_error(path: Path | str, error: Exception, *, full: bool = False) -> OutputError:
+    """Return the error of a failed write, with advice. full: the disk is known to be full."""
+    if full or (isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT)):
+        return OutputError(f"cannot write {path}: the disk is full. Free some space and run the same command again.")
+    reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error.__cause__ or error)
+    return OutputError(f"cannot write {path}: {reason.rstrip('.')}. Choose a folder that can be written to.")
 
 
 def replace(source: Path, target: Path) -> None:
@@ -69,14 +77,13 @@ def locked(path: Path, *, wait: bool = False, busy: str = "") -> Iterator[None]:
             path.parent.mkdir(parents=True, exist_ok=True)
             file = path.open("a")
         except OSError as error:
-            raise OutputError(f"cannot write {path}: {error.strerror or error}. Choose another folder.") from error
+            raise write_error(path, error) from error
         with file:
             try:
                 fcntl.flock(file, fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError as error:
                 raise OutputError(busy or f"another process holds {path}. Wait until it ends.") from error
-            with contextlib.suppress(OSError):
-                # Another process may have removed the file between the opening and the lock.
-                if path.stat().st_ino == os.fstat(file.fileno()).st_ino:
-                    yield
-                    return
+            # Another process may have removed the file between the opening and the lock.
+            if path.exists() and path.stat().st_ino == os.fstat(file.fileno()).st_ino:
+                yield
+                return

@@ -324,7 +324,7 @@ def tiny_file(tiny: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def write_date() -> Callable[..., Path]:
     """Write one date as a GeoTIFF: write_date(path, array (C, H, W) or a seed, bands=..., **profile)."""
     rasterio = pytest.importorskip("rasterio")
@@ -370,6 +370,6 @@ def land(seed: int, *, size: tuple[int, int] = (70, 90), bands: int = 4) -> np.n
     return np.clip(np.rint(ground + grain), 1, 20000).astype(np.uint16)
 
 
-@pytest.fixture(name="land")
+@pytest.fixture(name="land", scope="session")
 def land_fixture() -> Callable[..., np.ndarray]:
     return land

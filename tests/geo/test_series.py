@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import csv
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +20,6 @@ from sader.geo.series import run_series
 
 rasterio = pytest.importorskip("rasterio")
 DAYS = ("2022-03-10", "2022-04-10", "2022-05-10")
-SCRIPT = Path(__file__).with_name("kills.py")
 
 
 @pytest.fixture
@@ -141,20 +137,6 @@ def test_results_of_other_options_are_refused_before_the_work(tmp_path, folder, 
     before = read(tmp_path / "out" / f"{DAYS[0]}.tif")
     assert command("series", folder, "-o", tmp_path / "out", "--seed", 1, "--overwrite")[0] == 0
     assert (read(tmp_path / "out" / f"{DAYS[0]}.tif") != before).any()
-
-
-@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
-@pytest.mark.parametrize("every", [97, pytest.param(7, marks=pytest.mark.slow)])
-def test_killed_at_file_operations(tmp_path, folder, tiny_file, every):
-    command = [sys.executable, str(SCRIPT), str(tiny_file), str(tmp_path / "out"), *map(str, sorted(folder.iterdir()))]
-    done = subprocess.run(
-        [*command, "--every", str(every), "--series"], env=os.environ | {"OMP_NUM_THREADS": "1"},
-        capture_output=True, text=True, timeout=900, check=False,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stdout + done.stderr[-3000:]
-    kills, operations = (int(word) for word in done.stdout.replace(",", "").split()[0:3:2])
-    assert operations > 90
-    assert kills >= operations // every - 1
 
 
 def test_animation_and_points(tmp_path, folder, command):

@@ -15,7 +15,7 @@ import pytest
 import torch
 
 from sader.checkpoint import load_checkpoint
-from sader.errors import ConfigError, TrainingError
+from sader.errors import ConfigError, SaderError, TrainingError
 from sader.training.config import (
     RunConfig,
     TrainConfig,
@@ -150,9 +150,26 @@ def test_full_disk_is_an_error_and_the_old_checkpoint_stays(
         return honest(source, target)
 
     monkeypatch.setattr(os, "replace", replace)
-    with pytest.raises(TrainingError, match=r"step 4 could not be written.*No space left.*step-00000002.pt.*--resume"):
+    with pytest.raises(TrainingError, match=r"step 4 could not be written.*disk is full.*step-00000002.pt.*--resume"):
         fit(config_of(tiny, shards), run, progress=False)
     assert [file.name for file in (run / "checkpoints").iterdir()] == ["step-00000002.pt"]
+    monkeypatch.undo()
+    fit(config_of(tiny, shards), run, resume=True, progress=False)
+    assert list(losses(run)) == [1, 2, 3, 4, 5, 6]
+
+
+def test_a_disk_that_is_really_full(tiny: list[str], shards: Path, disk, monkeypatch: pytest.MonkeyPatch) -> None:
+    run, replace = disk.folder / "run", os.replace
+
+    def then_full(source, target):
+        replace(source, target)
+        if Path(target).name == "step-00000002.pt":
+            disk.fill()
+
+    monkeypatch.setattr(os, "replace", then_full)
+    with pytest.raises(SaderError, match="the disk is full"):
+        fit(config_of(tiny, shards), run, progress=False)
+    disk.free()
     monkeypatch.undo()
     fit(config_of(tiny, shards), run, resume=True, progress=False)
     assert list(losses(run)) == [1, 2, 3, 4, 5, 6]

@@ -53,10 +53,8 @@ def save_state(run_dir: Path, state: Mapping[str, Any]) -> Path:
         write_atomically(path, buffer.getvalue())
     except OutputError as error:
         kept = state_files(run_dir)
-        found = f"the last good checkpoint is {kept[-1]}" if kept else "there is no earlier checkpoint"
-        raise TrainingError(
-            f"the checkpoint of step {step} could not be written ({error}) {found}. Then go on with --resume."
-        ) from error
+        found = f"{kept[-1]} is kept: --resume continues from it." if kept else "There is no earlier checkpoint."
+        raise TrainingError(f"the checkpoint of step {step} could not be written: {error} {found}") from error
     _remove_old(run_dir)
     return path
 

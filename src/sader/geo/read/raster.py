@@ -26,7 +26,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sader.bands import canonical
-from sader.errors import DataError, OutputError, ShapeError, require
+from sader.errors import DataError, ShapeError, require
+from sader.files import write_error
 from sader.geo.grid import Affine6, Grid
 from sader.geo.stack import DateSource
 from sader.inference.tiling import Window
@@ -355,13 +356,12 @@ def write_geotiff(
             dataset.scales = (SCALE,) * len(bands)
             dataset.offsets = (0.0,) * len(bands)
             dataset.update_tags(**(tags or {}))
+        with rasterio.open(part) as written:  # on a full disk GDAL may report no error
+            written.checksum(image.shape[0])
         part.chmod(0o666 & ~_umask())  # mkstemp keeps files private
         part.replace(target)
     except (OSError, rasterio.errors.RasterioError, rasterio.errors.CRSError) as error:
-        reason = str(error).rstrip(".")
-        raise OutputError(
-            f"cannot write {target}: {reason}. Choose a folder that can be written to and has enough space."
-        ) from error
+        raise write_error(target, error) from error
     finally:
         if part is not None:
             part.unlink(missing_ok=True)

@@ -6,7 +6,6 @@ is not, so the result grows there. GDAL compresses it into the COG, with overvie
 
 from __future__ import annotations
 
-import errno
 import os
 import shutil
 import zlib
@@ -21,9 +20,10 @@ from xml.sax.saxutils import escape, quoteattr
 import numpy as np
 from numpy.typing import NDArray
 
-from sader.errors import OutputError, SaderError, require
-from sader.files import sync_folder, write_atomically
+from sader.errors import SaderError, require
+from sader.files import sync_folder, write_atomically, write_error
 from sader.geo.grid import Grid
+from sader.geo.read.raster import open_raster
 from sader.inference.scene import available_cores
 from sader.inference.values import ValueCoding, fill_value
 
@@ -159,9 +159,20 @@ def make_cog(rows: RowFile, *, tags: Mapping[str, str]) -> Path:
         with open(target, "rb") as file:
             os.fsync(file.fileno())
         sync_folder(target.parent)
+        _check_written(rows, target)
         for one in overviews:
             one.path.unlink()
     return target
+
+
+def _check_written(rows: RowFile, target: Path) -> None:
+    """Compare the image with its rows: on a full disk GDAL may write a damaged file and report no error."""
+    with open_raster(target) as dataset:
+        for top in range(0, rows.grid.height, BLOCK):
+            wanted = rows.read(top, BLOCK).swapaxes(0, 1)
+            found = dataset.read(window=((top, top + wanted.shape[1]), (0, rows.grid.width)))
+            if found.tobytes() != wanted.tobytes():
+                raise OSError(f"the image differs from its rows at row {top}")
 
 
 def make_overviews(rows: RowFile) -> list[RowFile]:
@@ -214,21 +225,10 @@ def writing(target: Path | str) -> Iterator[None]:
         module = type(error).__module__
         if not isinstance(error, OSError) and not module.startswith("rasterio"):
             raise
-        text = str(error.__cause__ or error)
-        full = (isinstance(error, OSError) and error.errno == errno.ENOSPC) or "No space left" in text
+        full = "No space left" in str(error.__cause__ or error)
         if not full and Path(target).parent.is_dir():
             full = shutil.disk_usage(Path(target).parent).free < NEARLY_FULL
-        reason = (
-            "the disk is full"
-            if full
-            else str(error.strerror if isinstance(error, OSError) and error.strerror else text)
-        )
-        advice = (
-            "Free some space and run the same command again: it continues from there."
-            if full
-            else "Choose a folder that can be written to and has enough space."
-        )
-        raise OutputError(f"cannot write {target}: {reason.rstrip('.')}. {advice}") from error
+        raise write_error(target, error, full=full) from error
 
 
 def check_names(bands: Sequence[str]) -> tuple[str, ...]:

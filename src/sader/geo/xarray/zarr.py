@@ -280,7 +280,8 @@ def _write_store(rows: RowFiles, cube: Cube, target: Path, report: SceneReport) 
         variables[name] = result_array(cube, empty, name=name, band=band, **attrs)
     variables["clear"].attrs.update(coding_attributes(cube.coding))
     with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message=".*Zarr (V3|format 3)")  # text as band names
+        # Text as band names, and the marker.
+        warnings.filterwarnings("ignore", message=".*(Zarr (V3|format 3)|is not recognized as a component)")
         xarray.Dataset(variables).to_zarr(part, mode="a", consolidated=False, compute=False)
     store: Any = zarr.open_group(str(part), mode="r+")
     for file in rows.files:
