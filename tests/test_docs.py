@@ -43,7 +43,7 @@ EXPECTED = {
     "docs/how-it-works.md": (2, 0),
     "docs/index.md": (0, 0),
     "docs/limits.md": (0, 0),
-    "docs/method.md": (5, 0),
+    "docs/method.md": (5, 1),
     "docs/models.md": (0, 0),
     "docs/own-scene.md": (9, 2),
     "docs/results.md": (0, 0),

@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 import torch
 
+from sader.bands import BANDS_RGBN
 from sader.cli.main import main
 from sader.data.shards import count_records, fingerprint, read_shards
 from sader.errors import BandError, ConfigError, DataError, SaderError
@@ -27,12 +28,14 @@ from sader.evaluation.reproduce.tiny import write_data
 from sader.evaluation.reproduce.training import (
     guide_changes,
     guide_shards,
+    here_recipe,
     needed_guide,
     run_overrides,
     training_shards,
 )
 from sader.evaluation.results import load
 from sader.method.losses import CloudAwareLoss
+from sader.models import build_baseline
 from sader.training.config import resolve, with_steps
 from sader.training.guide import resolve_guide
 
@@ -61,6 +64,9 @@ def paper_tables() -> list[object]:
 def test_every_table_runs_and_shows_ours_beside_the_published(out: Path, name: str):
     outcome = run_reproduce(tiny(out, name))
     assert outcome.failed == {}
+    if name == "table1":
+        text = (out / name / paper.SEN2 / "table.md").read_text()
+        assert "- DDPM-CR: Method simplified: the diffusion model and the removal head are trained at once" in text
     for dataset, rows in TABLES[name].rows.items():
         folder = out / name / dataset
         text = (folder / "table.md").read_text()
@@ -135,6 +141,27 @@ def test_another_cloud_cover_changes_every_key(tmp_path: Path):
     larger = packed(ReproduceRequest(sampler="published", **options))
     assert len({first[0], second[0], larger[0]}) == 3
     assert len({first[1], second[1], masks[1]}) == 3
+
+
+def test_baselines_of_table1_have_their_own_inputs_and_epochs(tmp_path: Path):
+    request = ReproduceRequest(("table1",), data=(f"{paper.SEN2}:{write_data(paper.SEN2, tmp_path)}",), partial=True)
+    setting = find_settings(request, get_tables(["table1"]))[paper.SEN2]
+    configs = {row.name: resolve(row.run.base, run_overrides(setting, row.run))
+               for row in TABLES["table1"].rows[paper.SEN2] if row.run is not None}  # fmt: skip
+    rgb = ("B04", "B03", "B02")
+    inputs = {name: (config.model.network.bands, config.model.network.aux_bands) for name, config in configs.items()}
+    assert inputs["emrdm"] == inputs["mcgan"] == (rgb, ("B08",))
+    assert inputs["diffcr"] == (rgb, ())
+    assert inputs["stgan"] == (BANDS_RGBN, ())
+    with torch.device("meta"):
+        emrdm = build_baseline(configs["emrdm"].model)
+    assert sum(p.numel() for p in emrdm.parameters()) == 148_878_322
+    texts = {text.split("(")[0].split()[-1]: text for text in dry_run(request)}
+    assert "samples: 12000\nepochs: 3000.0 of 4 series" in texts["diffcr"]
+    assert "samples: 80\nepochs: 20.0 of 4 series" in texts["uncrtaints"]
+    assert setting.budget == "each system's own number of epochs"
+    here = resolve("diffcr", here_recipe("diffcr")).train
+    assert (here.epochs, here.precision) == (None, "auto")
 
 
 def test_epochs_count_one_draw_of_each_patch(tmp_path: Path):

@@ -389,6 +389,10 @@ class Baseline(nn.Module, ABC):
             raise ConfigError(f"steps is {steps}, but this model runs in one pass and takes no steps; leave it out.")
 
 
+AS_PUBLISHED: Mapping[str, Any] = {"precision": "fp32", "clip": 0.0, "warmup": 0.0, "dates": 3}
+"""Training settings that all systems share: no mixed precision, no clipping, no warm-up."""
+
+
 @dataclass(frozen=True)
 class System:
     """One baseline: its name, its classes and the facts about it. One per file, called `SYSTEM`."""
@@ -414,12 +418,21 @@ class System:
     """Whether a training step may be captured as a CUDA graph: its work depends on shapes alone, never on values, and
     the test marked `gpu` found captured and eager steps equal. Networks with dropout are never captured."""
     train: Mapping[str, Any] = field(default_factory=dict)
-    """Changes to `training.config.TrainConfig`: the published optimiser settings."""
+    """Changes to `AS_PUBLISHED`: the published optimiser, batch size and number of epochs."""
+    simplified: str = ""
+    """What differs from the published method, where more than sizes had to be chosen."""
 
     @property
     def label(self) -> str:
-        """The name for tables, marked if its sizes are assumed."""
-        return f"{self.title} (sizes assumed)" if self.assumed else self.title
+        """The name for tables, marked if its method is simplified or its sizes are assumed."""
+        marks = ["method simplified"] * bool(self.simplified) + ["sizes assumed"] * self.assumed
+        return f"{self.title} ({', '.join(marks)})" if marks else self.title
+
+    @property
+    def remarks(self) -> str:
+        """Simplification and note as one text, for readers of the figures."""
+        parts = [f"Method simplified: {self.simplified}"] if self.simplified else []
+        return " ".join([*parts, *([self.note] if self.note else [])])
 
 
 def _no_noise(draw: int, channels: int) -> Tensor:

@@ -185,7 +185,7 @@ def _find(name: str) -> tuple[AnyModelConfig, str, dict[str, Any]]:
 
 def _publication(system: System) -> Publication:
     return Publication(
-        system.year, system.reference, system.assumed, system.paper_parameters, system.paper_gmacs, system.note
+        system.year, system.reference, system.assumed, system.paper_parameters, system.paper_gmacs, system.remarks
     )
 
 

@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 import yaml
 
-from sader.baselines.baseline import BaselineModelConfig
+from sader.baselines.baseline import AS_PUBLISHED, BaselineModelConfig
 from sader.config import merge, parse_override, to_dict
 from sader.data.plan import MakerSettings
 from sader.data.shards import count_records
@@ -198,7 +198,7 @@ def resolve(base: str | Path | AnyModelConfig, overrides: Iterable[str] = ()) ->
 def recipe(model: AnyModelConfig) -> RunConfig:
     """Return the default run of a model: the published settings of a baseline or of one of the paper's presets."""
     if isinstance(model, BaselineModelConfig):
-        return RunConfig(model=model, train=TrainConfig(**get_system(model.system).train))
+        return RunConfig(model=model, train=TrainConfig(**{**AS_PUBLISHED, **get_system(model.system).train}))
     if model.name not in PAPER_TRAINING:
         return RunConfig(model=model)
     # Sen2_MTC_New is augmented by flips and rotations, SEN12MS-CR-TS is not.

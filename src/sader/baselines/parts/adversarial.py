@@ -24,10 +24,10 @@ Norm = Literal["batch", "instance", "none"]
 DISCRIMINATOR = "discriminator"
 
 GAN_RECIPE: Mapping[str, Any] = {
-    "optimizer": "adam", "adam_lr": 2e-4, "betas": (0.5, 0.999), "schedule": "linear", "warmup": 0.0, "clip": 0.0,
-    "ema_decay": 0.0, "dates": 3,
+    "optimizer": "adam", "adam_lr": 2e-4, "betas": (0.5, 0.999), "schedule": "linear", "ema_decay": 0.0,
+    "epochs": 200.0, "batch_size": 1,
 }  # fmt: skip
-"""The pix2pix family: constant rate for half of the run, then linear to zero; no average of weights."""
+"""The pix2pix family: constant rate for 100 epochs, then 100 linear to zero; no average of weights."""
 
 
 def norm_layer(norm: Norm, channels: int) -> nn.Module:

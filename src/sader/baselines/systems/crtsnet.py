@@ -99,6 +99,8 @@ SYSTEM = System(
     paper_gmacs=7602.97,
     reference="Ebel et al., SEN12MS-CR-TS, IEEE TGRS",
     capturable=True,
-    train={"optimizer": "adam", "adam_lr": 2e-4, "betas": (0.5, 0.999), "schedule": "linear", "warmup": 0.0,
-           "ema_decay": 0.0, "batch_size": 1, "dates": 3},
+    train={"optimizer": "adam", "adam_lr": 2e-4, "betas": (0.5, 0.999), "schedule": "linear",
+           "ema_decay": 0.0, "epochs": 200.0, "batch_size": 1},
+    note="Published: the network of each date starts from weights of SEN12MS-CR and is frozen for 100,000 iterations. "
+    "Here all weights start at random and learn from the first step.",
 )  # fmt: skip

@@ -27,7 +27,7 @@ from sader.errors import ConfigError
 
 CONFORMER_RECIPE = {
     "optimizer": "adamw", "adam_lr": 5e-4, "betas": (0.5, 0.999), "weight_decay": 5e-4, "schedule": "cosine",
-    "warmup": 0.0, "clip": 0.0, "ema_decay": 0.0, "dates": 3, "batch_size": 4,
+    "ema_decay": 0.0, "epochs": 100.0, "batch_size": 4,
 }  # fmt: skip
 """AdamW as published for CTGAN and PMAA; the cosine here ends at 1 % of the peak, theirs at 1e-6."""
 

@@ -188,5 +188,5 @@ SYSTEM = System(
     paper_parameters=11.44,
     paper_gmacs=56.80,
     reference="Zhu et al., ICCV 2017, arXiv 1703.10593",
-    train={**GAN_RECIPE, "batch_size": 1},
+    train=GAN_RECIPE,
 )

@@ -6,8 +6,8 @@ attention regresses the clear image; the loss joins high- and low-frequency term
 Chosen here, all the rest: the U-Net of `parts/unet.py` (width 128, multipliers 1, 2, 4, 8, 8, one block per level) on
 the stacked dates, predicting their noise, linear schedule of 1000 steps; its decoder features at step 50, all levels; a
 head from coarse to fine of residual blocks with channel and spatial attention, its depths chosen to meet the table's
-count; the dates themselves beside the finest features, since those come from a noised stack. Both parts learn at once,
-the head on features without gradient: what two stages would do, in one run.
+count; the dates themselves beside the finest features, since those come from a noised stack. Both parts are trained at
+once, the head on features without gradient; in the publication the diffusion model is trained first.
 """
 
 from __future__ import annotations
@@ -175,7 +175,9 @@ SYSTEM = System(
         "adam_lr": 1e-4,
         "betas": (0.9, 0.999),
         "schedule": "cosine",
+        "epochs": 200.0,
         "batch_size": 8,
-        "dates": 3,
     },
+    simplified="the diffusion model and the removal head are trained at once, the head on features without gradient. "
+    "Published: first the diffusion model, then the head. The weights of the loss terms, epochs and rate are assumed.",
 )

@@ -244,6 +244,6 @@ SYSTEM = System(
     "22.91 M (22.19 with two digits swapped), without the layers that bring in the noise level 22.18 M; no fact "
     "decides.",
     capturable=True,
-    train={"optimizer": "adam", "adam_lr": 5e-5, "betas": (0.9, 0.999), "schedule": "constant", "warmup": 0.0,
-           "clip": 0.0, "ema_decay": 0.9999, "batch_size": 8, "dates": 3},
+    train={"optimizer": "adam", "adam_lr": 5e-5, "betas": (0.9, 0.999), "schedule": "constant",
+           "ema_decay": 0.9999, "epochs": 3000.0, "batch_size": 8},
 )  # fmt: skip

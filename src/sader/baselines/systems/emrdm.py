@@ -334,6 +334,6 @@ SYSTEM = System(
     paper_gmacs=74.39,
     reference="Liu et al., EMRDM, CVPR, arXiv 2503.23717",
     capturable=True,
-    train={"optimizer": "adamw", "adam_lr": 1e-4, "betas": (0.9, 0.999), "schedule": "constant", "warmup": 0.0,
-           "clip": 0.0, "ema_decay": 0.9999, "batch_size": 4, "dates": 3},
+    train={"optimizer": "adamw", "adam_lr": 1e-4, "betas": (0.9, 0.999), "schedule": "constant",
+           "ema_decay": 0.9999, "epochs": 1000.0, "batch_size": 4},
 )  # fmt: skip

@@ -60,5 +60,5 @@ SYSTEM = System(
     paper_gmacs=29.47,
     reference="Isola et al., CVPR 2017, arXiv 1611.07004",
     capturable=True,
-    train={**GAN_RECIPE, "batch_size": 1},
+    train=GAN_RECIPE,
 )

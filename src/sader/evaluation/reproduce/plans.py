@@ -78,6 +78,13 @@ SCORED_BANDS = {paper.SEN2: ("B04", "B03", "B02"), paper.TS: BANDS_13, HERE: BAN
 """Bands that are scored, the same for every row."""
 HELPING_BANDS: dict[str, tuple[str, ...]] = {paper.SEN2: ("B08",), paper.TS: (), HERE: ()}
 
+_OWN_INPUTS = {
+    "mcgan": (SCORED_BANDS[paper.SEN2], HELPING_BANDS[paper.SEN2]),
+    "diffcr": (SCORED_BANDS[paper.SEN2], ()),
+    "emrdm": (SCORED_BANDS[paper.SEN2], HELPING_BANDS[paper.SEN2]),
+}
+"""Bands and auxiliary bands of systems that were published for RGB; the others have four bands in and out."""
+
 # Plain MSE: both weights are 1, and at this threshold every pixel is in exactly one of the two terms.
 _MSE = tuple(f"objective.cloud_aware.{text}" for text in ("cloud=1", "clear=1", "brightness=0", "threshold=0.000001"))
 _NO_CLEAR = ("objective.cloud_aware.clear=0",)
@@ -99,9 +106,11 @@ def _sader(dataset: str, name: str = "sader", overrides: tuple[str, ...] = ()) -
 
 
 def _baseline(dataset: str, name: str) -> RunSpec:
-    if dataset != paper.TS:
+    bands, others = (BANDS_13, ()) if dataset == paper.TS else _OWN_INPUTS.get(name, (BANDS_RGBN, ()))
+    if bands == BANDS_RGBN:
         return RunSpec(name, name)
-    return RunSpec(name, name, (f"model.network.bands=[{', '.join(BANDS_13)}]",))
+    texts = [f"{key}=[{', '.join(names)}]" for key, names in (("bands", bands), ("aux_bands", others)) if names]
+    return RunSpec(name, name, tuple(f"model.network.{text}" for text in texts))
 
 
 def _systems(dataset: str, names: Iterable[str]) -> tuple[PlanRow, ...]:

@@ -109,7 +109,7 @@ class Setting:
         request = self.request
         parts = [f"{request.seconds:g} s of training"] if request.seconds else []
         parts += [f"{request.steps} steps"] if request.steps else []
-        return " and at most ".join(parts) + " for each system" if parts else "each system's own number of steps"
+        return " and at most ".join(parts) + " for each system" if parts else "each system's own number of epochs"
 
     @property
     def scored(self) -> DataRequest:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -169,7 +169,7 @@ def _markdown(page: _Page, methods: Sequence[MethodSummary], comparisons: Sequen
     lines += [f"Budget: {_budget(page)}. {items} items; mean over items.", ""]
     if values:
         lines += [f'"published" columns: {paper.PROTOCOL[setting.dataset]}; not measured here.', ""]
-    heading = ["system", "trained: steps", "trained: s", "batch"]
+    heading = ["system", "trained: steps", "trained: series", "trained: s", "batch"]
     heading += [f"{_NAMES[n]}, {protocol}" if values else _NAMES[n] for n in names]
     heading += [f"{_NAMES[n]} published" for n in names if values]
     plain_names = ("psnr", "ssim", "sam") if own else ()
@@ -180,7 +180,10 @@ def _markdown(page: _Page, methods: Sequence[MethodSummary], comparisons: Sequen
         for method in one.methods:
             mine = by_method[method]
             paper_values = values.get(row.name, ()) if row.run is not None else ()
-            cells = [method, _whole(one.facts.get("trained_steps")), _whole(one.facts.get("trained_seconds"))]
+            cells = [
+                method,
+                *(_whole(one.facts.get(key)) for key in ("trained_steps", "series_seen", "trained_seconds")),
+            ]
             cells += [_batch(one.facts), *(_mean(mine, own + name, name) for name in names)]
             if values:
                 cells += [f"{v:.3f}" for v in paper_values] or ["-"] * len(names)
@@ -188,7 +191,7 @@ def _markdown(page: _Page, methods: Sequence[MethodSummary], comparisons: Sequen
             groups.setdefault(row.group, []).append([*cells, *cost_cells(page.results, method)])
     for group, rows in groups.items():
         lines += [*([f"### {group}", ""] if group else []), *table_lines(heading, rows), ""]
-    lines = lines[:-1] + _missing_lines(page.missing)
+    lines = lines[:-1] + _missing_lines(page.missing) + _remark_lines(row for row, _ in page.found)
     lines += difference_lines(comparisons, metric)
     if own:
         lines += difference_lines(comparisons, "psnr")
@@ -209,6 +212,13 @@ def _missing_lines(missing: Mapping[str, str | None]) -> list[str]:
     lines = ["", f"Not run: {', '.join(waiting)}."] if waiting else []
     failed = [f"- {name}: {why}" for name, why in missing.items() if why is not None]
     return [*lines, *(["", "Failed:", "", *failed] if failed else [])]
+
+
+def _remark_lines(rows: Iterable[PlanRow]) -> list[str]:
+    """Return what differs from the publication of a system, one line each."""
+    names = dict.fromkeys(row.run.base for row in rows if row.run is not None and row.run.base in BASELINES)
+    lines = [f"- {get_system(name).title}: {text}" for name in names if (text := get_system(name).remarks)]
+    return ["", "Remarks:", "", *lines] if lines else []
 
 
 def _batch(facts: Mapping[str, Any]) -> str:

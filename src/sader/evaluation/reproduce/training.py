@@ -52,7 +52,7 @@ def here_recipe(base: str) -> list[str]:
         return [*_product_settings(base), *(f"train.{text}" for text in changes)]
     if base in BASELINES:
         rate = max(float(get_system(base).train["adam_lr"]), LEAST_RATE)
-        changes.append(f"adam_lr={rate:g}")
+        changes += [f"adam_lr={rate:g}", "epochs=null", "precision=auto"]
     return [*(f"train.{text}" for text in changes), *HERE_BATCH.get(base, ())]
 
 
