@@ -129,7 +129,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
 def finished(server: Running) -> tuple[str, str]:
     """(scene, job) of a job that is done, shared by tests that only read it."""
     scene = server.scene("small")
-    job = server.start(scene=scene, uncertainty=True, provenance=True)["jobID"]
+    job = server.start(scene=scene, uncertainty=True, provenance=True, report=True)["jobID"]
     assert server.wait(job)["status"] == "successful"
     return scene, job
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import signal
@@ -11,7 +12,9 @@ import sys
 import time
 
 import httpx
+import numpy as np
 import pytest
+from PIL import Image
 
 from sader.viewer.jobs import JobStore
 from sader.viewer.problems import NoSuchJobError, NotFoundError, QueueFullError, TooLargeError, WorkerError
@@ -20,7 +23,7 @@ from sader.viewer.security.folder import DataFolder
 from sader.viewer.service import Service
 from sader.viewer.settings import Limits, ServeSettings
 
-from .conftest import write_scene
+from .conftest import Running, write_scene
 
 
 def running(status):
@@ -293,3 +296,64 @@ def test_scenes_are_limited_and_their_names_are_checked(tmp_path):
             scenes.get(name)
     scenes.delete(first.id)
     assert len(scenes.all()) == 1
+
+
+def drawn(server: Running, scene: str, layer: str, **query: object) -> np.ndarray:
+    answer = server.client.get(f"/scenes/{scene}/layers/{layer}", params=query)
+    assert answer.status_code == 200, answer.text
+    return np.asarray(Image.open(io.BytesIO(answer.content)).convert("RGBA"))
+
+
+@pytest.fixture(scope="module")
+def land(server: Running) -> str:
+    """A scene of procedural land, 128 x 128 pixels, on three dates."""
+    from sader.data.synthetic.scene import make_series
+    from sader.geo.read.raster import write_geotiff
+
+    series = make_series(5, size=(128, 128), coverage=0.2)
+    place = {"bands": series.bands, "crs": "EPSG:32632", "transform": (10.0, 0.0, 600_000.0, 0.0, -10.0, 5_100_000.0)}
+    (server.data / "land").mkdir()
+    for day, image in zip((10, 15, 20), series.cloudy, strict=True):
+        write_geotiff(server.data / "land" / f"S2_2022-07-{day}.tif", image, **place)
+    return server.scene("land")
+
+
+def test_masks_of_dates_follow_threshold_and_growth(server, land):
+    scene = land
+    shares = server.client.get(f"/scenes/{scene}/clouds").json()
+    hidden = [drawn(server, scene, f"mask-{date}")[..., 3] > 0 for date in range(3)]
+    assert [mask.mean() for mask in hidden] == pytest.approx(shares, abs=1e-4)
+    assert hidden[0].shape == (128, 128)
+    narrow, wide = (drawn(server, scene, "mask-0", growth=growth)[..., 3] > 0 for growth in (0, 12))
+    assert narrow.sum() < hidden[0].sum() < wide.sum()
+    assert not (narrow & ~wide).any()
+    strict, loose = (drawn(server, scene, "mask-0", threshold=at)[..., 3] > 0 for at in (0.95, 0.05))
+    assert strict.sum() < loose.sum()
+    half = drawn(server, scene, "mask-0", factor="2")[..., 3] > 0
+    assert half.shape == (64, 64)
+    assert (half == hidden[0][1::2, 1::2]).all()
+    assert server.client.get(f"/scenes/{scene}/layers/mask-9").status_code == 404
+    for wrong in ({"threshold": 1}, {"growth": 65}, {"growth": -1}):
+        assert server.client.get(f"/scenes/{scene}/layers/mask-0", params=wrong).status_code == 400
+
+
+def test_a_job_uses_threshold_and_growth(server, land):
+    reports = [
+        server.wait(server.start(scene=land, reference="2022-07-10", mask_growth=growth, cloud_threshold=at)["jobID"])
+        for growth, at in ((0, 0.95), (12, 0.3))
+    ]
+    few, many = (report["sader:report"]["pixels"]["reconstructed"] for report in reports)
+    assert few < many
+
+
+def test_files_are_named_after_the_date_and_the_report_is_downloaded(server, finished):
+    _, job = finished
+    date = server.wait(job)["sader:report"]["date"]
+    assert date in ("2022-03-10", "2022-03-15", "2022-03-20")
+    for output, suffix in (("clear", "tif"), ("uncertainty", "tif"), ("report", "html")):
+        answer = server.client.get(f"/jobs/{job}/results/{output}")
+        assert answer.headers["content-disposition"] == f'attachment; filename="sader_{date}_{output}.{suffix}"'
+    assert answer.headers["content-type"].startswith("text/html")
+    assert "Cloud removal" in answer.text
+    # No page of another origin's content is shown by this server: the browser stores it.
+    assert answer.headers["content-security-policy"].startswith("default-src 'none'")

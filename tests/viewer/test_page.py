@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -91,13 +92,44 @@ def test_upload_run_swipe_overlay_values_download(page, tmp_path):
     with rasterio.open(found.value.path()) as dataset:
         assert dataset.tags(ns="IMAGE_STRUCTURE")["LAYOUT"] == "COG"
         assert dataset.descriptions == ("B02", "B03", "B04", "B08")
-    assert found.value.suggested_filename.endswith(".tif")
+    assert found.value.suggested_filename in {f"sader_2022-03-{day}_clear.tif" for day in (10, 15, 20)}
+    with page.expect_download() as found:
+        page.click("#get-report")
+    assert found.value.suggested_filename.endswith("_report.html")
 
     # Loaded again, the page shows the same result.
     page.reload()
     page.wait_for_selector("#get-clear")
     assert page.input_value("#right") == "result"
     assert page.locator("#earlier button").count() >= 1
+
+
+def changed(page: Any, before: np.ndarray, columns: slice, seconds: float = 30) -> None:
+    """Wait until some columns of the canvas differ from before: masks are estimated first."""
+    end = time.monotonic() + seconds
+    while np.abs(drawn(page)[:, columns] - before[:, columns]).max() <= 60:
+        assert time.monotonic() < end, "the image does not change"
+
+
+def test_the_button_is_in_view_and_masks_can_be_drawn_over_every_date(browser, server):
+    for page in watched(browser, server, width=1280, height=800):
+        page.click("#demo-big")
+        page.wait_for_selector("#film meter")
+        box = page.locator("#run").bounding_box()
+        assert box["y"] + box["height"] <= 800
+        plain = drawn(page)
+        page.locator("#overlays").get_by_text("Clouds").click()
+        assert "cloud or shadow" in page.inner_text("#legend")
+        half = plain.shape[1] // 2
+        for side in (slice(0, half - 5), slice(half + 5, None)):
+            changed(page, plain, side)
+        over = drawn(page)
+        page.get_by_text("More settings").click()
+        page.fill("#growth", "20")
+        page.keyboard.press("Tab")
+        changed(page, over, slice(None))
+        page.locator("#overlays").get_by_text("None").click()
+        assert np.abs(drawn(page) - plain).max() == 0
 
 
 def small_tiles(asked: str) -> str:

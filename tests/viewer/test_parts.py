@@ -2,17 +2,31 @@
 
 from __future__ import annotations
 
+import ast
+import re
 import subprocess
 import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
 
+import sader
 from sader import errors
 from sader.errors import BandError, DataError, OutputError
 from sader.geo.grid import Grid
 from sader.viewer import problems
-from sader.viewer.problems import STATUS, ForbiddenError, NotFoundError, RequestError, error_named, problem, status_of
+from sader.viewer.problems import (
+    STATUS,
+    ForbiddenError,
+    NotFoundError,
+    RequestError,
+    error_named,
+    for_clients,
+    problem,
+    status_of,
+)
+from sader.viewer.schema import Square
 from sader.viewer.security.folder import DataFolder, upload_name
 from sader.viewer.worker import pictures
 
@@ -71,13 +85,13 @@ def test_squares_cover_the_scene_and_no_more():
     seen = np.zeros((600, 1100), int)
     for row in range(2):
         for column in range(3):
-            small, window = pictures.square(grid, 1, column, row)
+            small, window = pictures.window_of(Square(column=column, row=row), grid)
             assert small is grid
             seen[window.row : window.row + window.height, window.col : window.col + window.width] += 1
     assert (seen == 1).all()
     with pytest.raises(NotFoundError):
-        pictures.square(grid, 1, 3, 0)
-    assert pictures.square(grid, 4, 0, 0)[1].width == 275
+        pictures.window_of(Square(column=3), grid)
+    assert pictures.window_of(Square(factor="4"), grid)[1].width == 275
 
 
 def test_colours_show_what_they_say():
@@ -143,3 +157,27 @@ def test_the_server_itself_is_light_and_opens_no_raster():
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
+
+
+def messages(folder: str) -> list[str]:
+    """The texts in the source of a folder, without docstrings."""
+    found = []
+    for path in (Path(sader.__file__).parent / folder).rglob("*.py"):
+        tree = ast.parse(path.read_text(encoding="utf-8"))
+        stated = [id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)]
+        texts = (node for node in ast.walk(tree) if isinstance(node, ast.Constant) and isinstance(node.value, str))
+        found += [node.value for node in texts if id(node) not in stated]
+    return found
+
+
+@pytest.mark.parametrize("folder", ["geo/read", "geo/scene", "geo/stac", "inference"])
+def test_messages_for_clients_have_no_words_of_the_command_line(folder):
+    texts = [for_clients(text) for text in messages(folder)]
+    assert len(texts) > 100
+    wrong = [text for text in texts if re.search(r"(?<![\w-])--[a-z]|\brio |\bcommand", text)]
+    assert wrong == []
+
+
+def test_options_become_inputs_of_that_name():
+    assert for_clients("Give --offset none or --offset -1000.") == "Give offset none or offset -1000."
+    assert for_clients("a--b, 1 -- 2") == "a--b, 1 -- 2"

@@ -21,7 +21,7 @@ from sader._version import __version__
 from sader.errors import SaderError
 from sader.viewer import ogc
 from sader.viewer.problems import NoSuchProcessError, problem, status_of
-from sader.viewer.schema import Execute, NewScene, Reading, Token
+from sader.viewer.schema import Execute, JobName, NewScene, Reading, Square, Token
 from sader.viewer.security.guard import COOKIE, SESSION_S, TOO_MANY_TOKENS, Guard, Sessions, client_address
 from sader.viewer.service import Service
 from sader.viewer.settings import ServeSettings
@@ -48,7 +48,7 @@ FAILS: Responses = {
     kind: {"description": text, "content": {PROBLEM: {"schema": _SCHEMA}}}
     for kind, text in (("4XX", "the request cannot be answered"), ("5XX", "the server cannot answer"))
 }
-JobId = Annotated[str, InPath(pattern=r"^[0-9a-f-]{36}$")]
+JobId = Annotated[JobName, InPath()]
 SceneName = Annotated[str, InPath(pattern=r"^[a-f0-9]{24}$")]
 
 
@@ -194,7 +194,7 @@ def _add_ogc(app: FastAPI, service: Service) -> None:
     def results(request: Request, job: JobId) -> Response:
         return _results(service, job, _base(request), raw=False)
 
-    file: Responses = {200: {"content": {"image/tiff": {}, "image/png": {}, "application/geo+json": {}}}}
+    file: Responses = {200: {"content": {kind: {} for kind in ("image/tiff", *ogc.MEDIA.values())}}}
 
     @app.get("/jobs/{job}/results/{output}", tags=["jobs"], responses=file)
     def output(request: Request, job: JobId, output: str) -> Response:
@@ -226,7 +226,8 @@ def _file(service: Service, name: str, output: str, base: str) -> Response:
     if output == "item":
         return JSONResponse(service.item(job, base), media_type=ogc.MEDIA["item"])
     path = service.file(job, output)
-    shown = f"sader_{job.id[:8]}_{output}{path.suffix}"
+    date = (job.outcome or {}).get("report", {}).get("date")
+    shown = f"sader_{date or job.id[:8]}_{output}{path.suffix}"
     kind = ogc.MEDIA.get(output, ogc.COG)
     return FileResponse(path, media_type=kind, filename=shown, headers={"Cache-Control": "private, max-age=3600"})
 
@@ -301,23 +302,11 @@ def _add_scenes(app: FastAPI, service: Service) -> None:
     @app.get("/scenes/{scene}/layers/{layer}", tags=["scenes"], response_class=Response, responses=drawn)
     def picture(
         scene: SceneName,
-        layer: Annotated[str, InPath(pattern=r"^(\d{1,3}|result|uncertainty|provenance)$")],
-        combination: Literal["true", "false", "ndvi"] = "true",
-        factor: Literal["1", "2", "4", "8", "16", "32", "64", "128", "256"] = "1",
-        column: Annotated[int, Query(ge=0, le=100_000)] = 0,
-        row: Annotated[int, Query(ge=0, le=100_000)] = 0,
-        job: Annotated[str | None, Query(pattern=r"^[0-9a-f-]{36}$")] = None,
+        layer: Annotated[str, InPath(pattern=r"^((mask-)?\d{1,3}|result|uncertainty|provenance)$")],
+        square: Annotated[Square, Query()],
     ) -> Response:
-        """Draw a square of 512 pixels of a date, the result, its uncertainty or its provenance."""
-        found = service.picture(
-            service.scenes.get(scene),
-            job,
-            layer=layer,
-            combination=combination,
-            factor=int(factor),
-            column=column,
-            row=row,
-        )
+        """Draw a square of 512 pixels of a date, its cloud mask, the result, its uncertainty or its provenance."""
+        found = service.picture(service.scenes.get(scene), layer, square)
         return Response(found, media_type="image/png", headers={"Cache-Control": "private, max-age=600"})
 
     @app.get("/scenes/{scene}/values", tags=["scenes"])
@@ -325,7 +314,7 @@ def _add_scenes(app: FastAPI, service: Service) -> None:
         scene: SceneName,
         column: Annotated[int, Query(ge=0, le=10_000_000)],
         row: Annotated[int, Query(ge=0, le=10_000_000)],
-        job: Annotated[str | None, Query(pattern=r"^[0-9a-f-]{36}$")] = None,
+        job: Annotated[JobName | None, Query()] = None,
     ) -> dict[str, Any]:
         """Return the values of all dates and of the result at one pixel."""
         return service.values(service.scenes.get(scene), job, column, row)

@@ -11,7 +11,7 @@ from sader.viewer.schema import RemoveInputs
 
 PROCESS = "remove-clouds"
 COG = "image/tiff; application=geotiff; profile=cloud-optimized"
-MEDIA = {"item": "application/geo+json", "preview": "image/png"}
+MEDIA = {"item": "application/geo+json", "preview": "image/png", "report": "text/html"}
 _REL = "http://www.opengis.net/def/rel/ogc/1.0/"
 _SPEC = "http://www.opengis.net/spec/ogcapi-processes-1/1.0/conf/"
 CONFORMANCE = [_SPEC + name for name in ("core", "ogc-process-description", "json", "oas30", "job-list", "dismiss")]
@@ -20,6 +20,7 @@ OUTPUTS = {
     "clear": "the cloud-free image",
     "item": "STAC Item of the result",
     "preview": "image of the dates and the result",
+    "report": "HTML page about the run",
     "uncertainty": "expected standard deviation, in reflectance",
     "provenance": "0 nodata, 1 observed, 2 reconstructed",
     "count": "clear observations per pixel",

@@ -110,6 +110,19 @@ def error_named(name: str, text: str) -> Exception:
     return known.get(name, WorkerError)(text)
 
 
+REWORDED = (
+    (r"rio edit-info --nodata VALUE FILE sets a missing one", "set one where it is missing"),
+    (r"mark them: rio edit-info --nodata 0 FILE", "set the nodata value of the file to 0"),
+    (r" \(rio edit-info --transform\)", ""),
+    (r"run the same command again: it continues from there", "start the job again"),
+    (r"from the same command and inputs", "from the same settings and inputs"),
+    (r"(?<![\w-])--(?=[a-z])", ""),
+)
+"""Words of the command line -> words for clients of the API and the page, where an option is an input of that name."""
+
+
 def for_clients(text: str) -> str:
-    """Return a message of the command line for clients of the API: option names (--offset) become input names."""
-    return re.sub(r"(?<![\w-])--(?=[a-z])", "", text)
+    """Return a message of the command line for clients of the API."""
+    for words, instead in REWORDED:
+        text = re.sub(words, instead, text)
+    return text

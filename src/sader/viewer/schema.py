@@ -8,6 +8,7 @@ from pydantic import BaseModel, ConfigDict, Field, StringConstraints
 
 Path = Annotated[str, StringConstraints(min_length=1, max_length=1000)]
 SceneId = Annotated[str, StringConstraints(pattern=r"^[a-f0-9]{24}$")]
+JobName = Annotated[str, StringConstraints(pattern=r"^[0-9a-f-]{36}$")]
 Words = Annotated[str, StringConstraints(max_length=200)]
 
 
@@ -40,6 +41,18 @@ class Token(Strict):
     token: Annotated[str, StringConstraints(max_length=500)]
 
 
+class Square(BaseModel):
+    """One square of 512 x 512 pixels of a layer, as query parameters."""
+
+    combination: Literal["true", "false", "ndvi"] = "true"
+    factor: Literal["1", "2", "4", "8", "16", "32", "64", "128", "256"] = "1"
+    column: int = Field(0, ge=0, le=100_000)
+    row: int = Field(0, ge=0, le=100_000)
+    job: JobName | None = None
+    threshold: float = Field(0.5, gt=0, lt=1, description="Of a mask: probability that counts as cloud.")
+    growth: int = Field(2, ge=0, le=64, description="Of a mask: pixels by which an estimate is widened.")
+
+
 class RemoveInputs(Reading):
     """The inputs of the process remove-clouds."""
 
@@ -54,6 +67,10 @@ class RemoveInputs(Reading):
         "auto", description="The date to clean: a file's name, YYYY-MM-DD, auto (the clearest) or none (a new image)."
     )
     mask: Literal["auto", "scl", "own", "s2cloudless", "omnicloudmask"] | None = None
+    cloud_threshold: float | None = Field(
+        None, gt=0, lt=1, description="Probability that counts as cloud; default 0.5."
+    )
+    mask_growth: int | None = Field(None, ge=0, le=64, description="Pixels added to estimated masks; default 2.")
     model: Words | None = Field(None, description="One of the shipped weights; default: the server's.")
     steps: Annotated[str, StringConstraints(pattern=r"^([1-9]|[1-4]\d|50)(\+\d)?$")] | None = Field(
         None, description="Sampling steps, 4 or 4+1; default: the model's own."
@@ -64,6 +81,10 @@ class RemoveInputs(Reading):
     uncertainty: bool = False
     provenance: bool = False
     count: bool = False
+    report: bool = Field(False, description="An HTML page about the run.")
+
+
+Output = Literal["clear", "item", "preview", "report", "uncertainty", "provenance", "count"]
 
 
 class OutputChoice(BaseModel):
@@ -79,5 +100,5 @@ class Execute(BaseModel):
 
     model_config = ConfigDict(extra="ignore")
     inputs: RemoveInputs
-    outputs: dict[Literal["clear", "item", "preview", "uncertainty", "provenance", "count"], OutputChoice] | None = None
+    outputs: dict[Output, OutputChoice] | None = None
     response: Literal["document", "raw"] = "document"

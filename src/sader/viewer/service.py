@@ -22,7 +22,7 @@ from sader.viewer.problems import (
     error_named,
 )
 from sader.viewer.scenes import Scene, SceneStore, Upload
-from sader.viewer.schema import Execute, Reading, RemoveInputs
+from sader.viewer.schema import Execute, Reading, RemoveInputs, Square
 from sader.viewer.security.folder import DataFolder, is_utf8
 from sader.viewer.security.proxy import Proxy
 from sader.viewer.settings import ServeSettings
@@ -134,11 +134,14 @@ class Service:
         shares: list[float] = self.finder.call("clouds", self._of(scene), timeout_s=self.settings.limits.read_s)[0]
         return shares
 
-    def picture(self, scene: Scene, job: str | None, **wanted: Any) -> bytes:
+    def picture(self, scene: Scene, layer: str, square: Square) -> bytes:
         """Return one square of a layer as PNG."""
-        arguments = {**self._of(scene), "job": self._job_place(job), **wanted}
+        drawn = {"layer": layer, "job": self._job_place(square.job), "square": square.model_dump(exclude={"job"})}
+        # Masks are drawn where they were estimated.
+        worker = self.finder if layer.startswith("mask") else self.reader
         # Low priority: the value under the cursor does not wait for the many squares of a view.
-        return self.reader.call("picture", arguments, timeout_s=self.settings.limits.read_s, low_priority=True)[1]
+        timeout = self.settings.limits.read_s
+        return worker.call("picture", {**self._of(scene), **drawn}, timeout_s=timeout, low_priority=True)[1]
 
     def values(self, scene: Scene, job: str | None, column: int, row: int) -> dict[str, Any]:
         """Return the values at one pixel."""
@@ -257,4 +260,4 @@ class Service:
 def _options(inputs: RemoveInputs, outputs: set[str]) -> dict[str, Any]:
     """Return the options of a job, including those of the requested outputs."""
     options: dict[str, Any] = inputs.model_dump(exclude={"scene", "paths", *Reading.model_fields}, exclude_none=True)
-    return {**options, **{name: True for name in ("uncertainty", "provenance", "count") if name in outputs}}
+    return {**options, **{name: True for name in ("uncertainty", "provenance", "count", "report") if name in outputs}}

@@ -358,11 +358,21 @@ function address(layer, combination) {
   const { scene, job } = state;
   return (factor, column, row) => {
     const query = new URLSearchParams({ combination, factor, column, row });
-    if (job && !/^\d+$/.test(layer)) query.set("job", job.jobID);
+    if (["result", "uncertainty", "provenance"].includes(layer)) query.set("job", job.jobID);
+    if (layer.startsWith("mask")) for (const [name, value] of Object.entries(maskSettings())) query.set(name, value);
     // The reading changes the image, so it is part of the URL under which the browser caches it.
     query.set("v", JSON.stringify(scene.reading));
     return `/scenes/${scene.id}/layers/${layer}?${query}`;
   };
+}
+
+// Threshold and growth of estimated masks; what is no number in their range leaves the default.
+function maskSettings() {
+  const found = {};
+  const [threshold, growth] = [Number($("threshold").value), Number($("growth").value || NaN)];
+  if (threshold > 0 && threshold < 1) found.threshold = threshold;
+  if (Number.isInteger(growth) && growth >= 0 && growth <= 64) found.growth = growth;
+  return found;
 }
 
 const NEEDS = { true: ["B04", "B03", "B02"], false: ["B08", "B04", "B03"], ndvi: ["B08", "B04"] };
@@ -380,15 +390,16 @@ function refresh() {
     chosen.checked = true;
   }
   const combination = chosen.value;
-  const has = (layer) => job && job["sader:report"] && job.layers?.has(layer);
-  for (const input of document.querySelectorAll("input[name=overlay]")) input.disabled = Boolean(input.value) && !has(input.value);
-  let overlay = document.querySelector("input[name=overlay]:checked");
-  if (overlay.disabled || $("right").value !== "result") overlay = { value: "" };
-  map.setLayers({
-    left: { address: address($("left").value, combination) },
-    right: { address: address($("right").value, combination) },
-    over: overlay.value ? { address: address(overlay.value, "true") } : null,
+  const has = (layer) => !layer || layer === "mask" || (job && job["sader:report"] && job.layers?.has(layer));
+  for (const input of document.querySelectorAll("input[name=overlay]")) input.disabled = !has(input.value);
+  const overlay = document.querySelector("input[name=overlay]:checked:not(:disabled)")?.value ?? "";
+  // Masks lie over dates, the other overlays over the result.
+  const sides = ["left", "right"].map((side) => {
+    const shown = $(side).value;
+    const over = overlay === "mask" ? (shown === "result" ? "" : `mask-${shown}`) : shown === "result" ? overlay : "";
+    return [shown, over].filter(Boolean).map((layer) => address(layer, combination));
   });
+  map.setLayers(...sides);
   for (const [side, id] of [["left", "tag-left"], ["right", "tag-right"]]) {
     $(id).hidden = false;
     $(id).textContent = $(side).selectedOptions[0]?.textContent ?? "";
@@ -397,13 +408,14 @@ function refresh() {
   for (const [index, button] of [...$("film").querySelectorAll("button")].entries()) {
     button.setAttribute("aria-pressed", String($("left").value === String(index)));
   }
-  return legend(combination, overlay.value);
+  return legend(combination, sides.some((side) => side.length > 1) ? overlay : "");
 }
 
 function legend(combination, overlay) {
   const parts = [];
   if (combination === "ndvi") parts.push("NDVI", element("i", { class: "ndvi" }), element("span", {}, element("b", {}, "−0.2"), element("b", {}, "0.9")));
   if (overlay === "uncertainty") parts.push("standard deviation, reflectance", element("i", { class: "heat" }), element("span", {}, element("b", {}, "0"), element("b", {}, "0.05")));
+  if (overlay === "mask") parts.push(element("i", { class: "mask" }), "cloud or shadow, as the files state or the model estimates it");
   if (overlay === "provenance") parts.push(element("i", { class: "reconstructed" }), "reconstructed; all other pixels were observed");
   $("legend").replaceChildren(...parts);
   $("legend").hidden = !parts.length;
@@ -416,7 +428,7 @@ $("read-again").addEventListener("click", (event) => attempt(event.currentTarget
   await ask("PUT", `/scenes/${state.scene.id}/reading`, reading);
   await openScene(state.scene.id);
 }));
-for (const id of ["left", "right"]) $(id).addEventListener("change", refresh);
+for (const id of ["left", "right", "threshold", "growth"]) $(id).addEventListener("change", refresh);
 for (const input of document.querySelectorAll("input[name=combination], input[name=overlay]")) input.addEventListener("change", refresh);
 $("zoom-in").addEventListener("click", () => map.zoom(1.5));
 $("zoom-out").addEventListener("click", () => map.zoom(1 / 1.5));
@@ -492,7 +504,9 @@ function resultName(found) {
 // ------------------------------------------------------------------ a job
 
 $("run").addEventListener("click", (event) => attempt(event.currentTarget, async () => {
-  const inputs = { scene: state.scene.id, reference: $("reference").value, uncertainty: true, provenance: true, seed: Number($("seed").value || 0) };
+  const inputs = { scene: state.scene.id, reference: $("reference").value, uncertainty: true, provenance: true, report: true, seed: Number($("seed").value || 0) };
+  const { threshold, growth } = maskSettings();
+  Object.assign(inputs, { cloud_threshold: threshold, mask_growth: growth });
   if ($("mask").value) inputs.mask = $("mask").value;
   if ($("steps").value.trim()) inputs.steps = $("steps").value.trim();
   const job = await ask("POST", "/processes/remove-clouds/execution", { inputs }, { Prefer: "respond-async" });
@@ -561,6 +575,7 @@ const NAMES = {
   count: ["Clear observations", "GeoTIFF"],
   item: ["STAC Item", "JSON"],
   preview: ["Preview", "PNG with all dates"],
+  report: ["Report", "HTML page with images, masks and statistics"],
 };
 
 function showResult(job, results) {
@@ -574,7 +589,7 @@ function showResult(job, results) {
   const cleaned = at >= 0 ? `${dayOf(state.scene.dates[at], at)} cleaned` : "Composite of all dates";
   $("result-text").textContent = `${cleaned}: ${share("observed")} observed, ${share("reconstructed")} reconstructed, in ${report.seconds.toFixed(0)} s with ${report.model}.`;
   $("downloads").replaceChildren(...Object.keys(NAMES).filter((name) => job.layers.has(name)).map((name) => element("li", {},
-    element("a", { href: `/jobs/${job.jobID}/results/${name}`, download: name === "item" ? "clear.json" : "", id: `get-${name}` }, `↓ ${NAMES[name][0]}`, element("small", {}, NAMES[name][1])))));
+    element("a", { href: `/jobs/${job.jobID}/results/${name}`, download: name === "item" ? `sader_${report.date || "result"}_item.json` : "", id: `get-${name}` }, `↓ ${NAMES[name][0]}`, element("small", {}, NAMES[name][1])))));
   $("result-section").hidden = false;
   fillSides(at >= 0 ? String(at) : "0", "result");
   refresh();

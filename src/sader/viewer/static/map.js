@@ -12,7 +12,7 @@ export class SwipeMap {
     this.onBroken = onBroken;
     this.context = canvas.getContext("2d");
     this.grid = null;
-    this.layers = { left: null, right: null, over: null };
+    this.layers = { left: [], right: [] };
     this.background = null; // drawn under the image
     this.split = 0.5;
     this.scale = 1; // screen pixels (CSS) per image pixel
@@ -32,9 +32,9 @@ export class SwipeMap {
     this.fit();
   }
 
-  // layers: each null or { address(factor, column, row) -> URL }
-  setLayers(layers) {
-    this.layers = { ...this.layers, ...layers };
+  // left, right: the layers of each side, the lowest first; a layer is a function (factor, column, row) -> URL
+  setLayers(left, right) {
+    this.layers = { left, right };
     this.draw();
   }
 
@@ -123,16 +123,13 @@ export class SwipeMap {
     this.background?.paint(context, { x: this.x, y: this.y, scale: this.scale, width, height });
     context.imageSmoothingEnabled = this.scale < 1.5;
     const edge = this.split * width;
-    if (this.layers.left) this.paintSide(this.layers.left, 0, edge, height);
-    if (this.layers.right) {
-      this.paintSide(this.layers.right, edge, width, height);
-      if (this.layers.over) this.paintSide(this.layers.over, edge, width, height);
-    }
+    for (const address of this.layers.left) this.paintSide(address, 0, edge, height);
+    for (const address of this.layers.right) this.paintSide(address, edge, width, height);
     this.paintScale(width, height);
     canvas.dataset.drawn = String(Number(canvas.dataset.drawn || 0) + 1);
   }
 
-  paintSide(layer, from, to, height) {
+  paintSide(address, from, to, height) {
     if (to <= from) return;
     const { context } = this;
     context.save();
@@ -144,12 +141,12 @@ export class SwipeMap {
     let level = 0;
     while (level + 1 < FACTORS.length && FACTORS[level + 1] <= wanted * 1.01) level += 1;
     // Loaded coarser squares are drawn first, so that nothing flickers while the fine ones load.
-    for (let coarse = FACTORS.length - 1; coarse > level; coarse -= 1) this.paintLevel(layer, FACTORS[coarse], from, to, height, false);
-    this.paintLevel(layer, FACTORS[level], from, to, height, true);
+    for (let coarse = FACTORS.length - 1; coarse > level; coarse -= 1) this.paintLevel(address, FACTORS[coarse], from, to, height, false);
+    this.paintLevel(address, FACTORS[level], from, to, height, true);
     context.restore();
   }
 
-  paintLevel(layer, factor, from, to, height, fetch) {
+  paintLevel(address, factor, from, to, height, fetch) {
     const { context, grid, scale } = this;
     const step = SQUARE * factor;
     const first = Math.max(0, Math.floor((this.x + from / scale) / step));
@@ -158,7 +155,7 @@ export class SwipeMap {
     const bottom = Math.min(Math.ceil(grid.height / step) - 1, Math.floor((this.y + height / scale) / step));
     for (let row = top; row <= bottom; row += 1) {
       for (let column = first; column <= last; column += 1) {
-        const image = this.square(layer.address(factor, column, row), fetch);
+        const image = this.square(address(factor, column, row), fetch);
         if (!image) continue;
         const left = (column * step - this.x) * scale;
         const up = (row * step - this.y) * scale;

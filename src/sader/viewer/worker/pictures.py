@@ -16,10 +16,14 @@ from sader.errors import BandError
 from sader.figures.picture import heat_picture, ramp_colours
 from sader.geo.grid import Grid
 from sader.geo.stack import DateSource
+from sader.inference.scene_match import overview_factor
 from sader.inference.tiling import Window
 from sader.viewer.problems import NotFoundError
+from sader.viewer.schema import Square
 
 SQUARE = 512
+MASK_COLOUR = (230, 97, 1, 150)
+"""Of cloud and shadow; the legend in static/style.css has it too."""
 COMBINATIONS: dict[str, tuple[str, ...]] = {
     "true": ("B04", "B03", "B02"),
     "false": ("B08", "B04", "B03"),
@@ -93,8 +97,9 @@ def _some_values(source: DateSource, grid: Grid, bands: Sequence[str]) -> NDArra
     return np.concatenate(parts, axis=1)
 
 
-def square(grid: Grid, factor: int, column: int, row: int) -> tuple[Grid, Window]:
+def window_of(wanted: Square, grid: Grid) -> tuple[Grid, Window]:
     """Return the reduced grid and the window of one square of it."""
+    factor, column, row = int(wanted.factor), wanted.column, wanted.row
     small = grid if factor == 1 else grid.coarser(factor)
     left, top = column * SQUARE, row * SQUARE
     if left >= small.width or top >= small.height:
@@ -130,6 +135,19 @@ def provenance_colours(codes: NDArray[np.generic]) -> NDArray[np.uint8]:
     """Return RGBA of provenance (h, w): reconstructed pixels in magenta."""
     shown = np.zeros((*codes.shape, 4), np.uint8)
     shown[codes == 2] = (232, 62, 160, 150)
+    return shown
+
+
+def mask_colours(mask: NDArray[np.bool_], wanted: Square, grid: Grid) -> NDArray[np.uint8]:
+    """Return RGBA of a square of a scene on `grid`, from a mask (h, w) in its overview."""
+    _, window = window_of(wanted, grid)
+    places = []
+    for drawn, size, cells in zip(window.slices, grid.shape, mask.shape, strict=True):
+        # The middle of each drawn pixel, in pixels of the overview.
+        middle = (np.arange(drawn.start, drawn.stop) + 0.5) * min(int(wanted.factor), size)
+        places.append(np.minimum(middle / min(overview_factor(*grid.shape), size), cells - 1).astype(int))
+    shown = np.zeros((window.height, window.width, 4), np.uint8)
+    shown[mask[np.ix_(*places)]] = MASK_COLOUR
     return shown
 
 

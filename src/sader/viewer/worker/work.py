@@ -10,12 +10,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from sader.figures.picture import png
 from sader.geo.grid import Grid
-from sader.geo.stack import DateSource
+from sader.geo.stack import DateSource, GeoStack
+from sader.inference.scene_match import overview_factor
 from sader.inference.tiling import Window
 from sader.viewer.problems import NotFoundError, RequestError, TooLargeError, for_clients
+from sader.viewer.schema import Square
 from sader.viewer.security.folder import DataFolder
 from sader.viewer.security.sandbox import inspect_inputs
 from sader.viewer.settings import Limits
@@ -24,9 +27,12 @@ from sader.viewer.worker.mercator import mercator_fit, transformed
 
 if TYPE_CHECKING:
     from sader.inference.remover import CloudRemover
+    from sader.inference.scene import Overview
 
 Send = Callable[[dict[str, Any]], None]
 OUTPUT = "clear.tif"
+MORE_OPTIONS = ("model", "mask", "report")
+"""Options of a job that are not in `SceneOptions`."""
 KEPT_SCENES = 8
 KEPT_MODELS = 2
 
@@ -41,6 +47,8 @@ class OpenScene:
     bands: tuple[str, ...]
     limits: dict[str, tuple[float, float]]
     shares: list[float] | None = None
+    masks: tuple[tuple[float, int], dict[str, NDArray[np.bool_]]] | None = None
+    """Threshold and growth of the masks last drawn, and name of a date -> mask (h, w) in the overview."""
 
 
 class SceneWork:
@@ -65,6 +73,7 @@ class SceneWork:
             "remove": self.remove,
         }
         self._scenes: OrderedDict[str, OpenScene] = OrderedDict()
+        self._last: tuple[OpenScene, GeoStack, Overview] | None = None
         self._removers: OrderedDict[str | None, tuple[CloudRemover, str]] = OrderedDict()
 
     # ---------------------------------------------------------------- reading
@@ -112,33 +121,26 @@ class SceneWork:
 
         Baselines without a cloud head estimate none: their shares count nodata and the masks of the files only.
         """
-        from sader.geo.align import build_stack
-        from sader.geo.scene.source import read_overview
-
         scene = self._open(inputs, reading)
         if scene.shares is None:
-            remover, _ = self._load(self.model, self.device)
-            stack = build_stack(scene.sources, remover.config.network)
-            shares = dict(zip((s.name for s in stack.sources), read_overview(stack, remover).clear_share, strict=True))
+            stack, overview = self._overview(scene)
+            shares = dict(zip((source.name for source in stack.sources), overview.clear_share, strict=True))
             scene.shares = [round(1 - float(shares.get(source.name, 0.0)), 4) for source in scene.sources]
         return scene.shares
 
     def picture(
-        self,
-        *,
-        inputs: list[str],
-        reading: dict[str, Any],
-        layer: str,
-        job: str | None,
-        combination: str,
-        factor: int,
-        column: int,
-        row: int,
+        self, *, inputs: list[str], reading: dict[str, Any], layer: str, job: str | None, square: dict[str, Any]
     ) -> tuple[Any, bytes]:
-        """Draw one square of a date ("0", "1" ...), of the result, or of its uncertainty or provenance."""
-        scene = self._open(inputs, reading)
-        grid, window = pictures.square(scene.grid, factor, column, row)
-        if layer in ("uncertainty", "provenance"):
+        """Draw one square of a date ("0", "1" ...), its mask ("mask-0" ...), the result, its uncertainty or provenance.
+
+        square: the fields of `schema.Square`.
+        """
+        scene, wanted = self._open(inputs, reading), Square(**square)
+        grid, window = pictures.window_of(wanted, scene.grid)
+        if layer.startswith("mask-"):
+            source = self._date(scene, layer.removeprefix("mask-"))
+            drawn = pictures.mask_colours(self._mask(scene, source, wanted), wanted, scene.grid)
+        elif layer in ("uncertainty", "provenance"):
             numbers = pictures.read_numbers(
                 str(self._job_file(job, f"clear_{layer}.tif")), window, grid, categories=layer == "provenance"
             )
@@ -148,10 +150,11 @@ class SceneWork:
                 else pictures.spread_colours(np.asarray(numbers, np.float32).mean(axis=0))
             )
         else:
-            bands = pictures.combination(scene.bands, combination)
+            bands = pictures.combination(scene.bands, wanted.combination)
             source = self._result(job, scene) if layer == "result" else self._date(scene, layer)
             values, valid = source.read(window, bands=bands, grid=grid)
-            drawn = pictures.colours(values, valid, combination, self._limits(scene, combination))
+            limits = self._limits(scene, wanted.combination)
+            drawn = pictures.colours(values, valid, wanted.combination, limits)
         return None, png(drawn, optimize=False, compress_level=3)
 
     def mercator(self, *, inputs: list[str], reading: dict[str, Any]) -> dict[str, Any]:
@@ -216,15 +219,16 @@ class SceneWork:
         paths = self._paths(inputs)
         place = self.folder.inside(self.folder.root / target)
         self._stage("checking the files", 1)
-        self._open(inputs, reading)
+        scene = self._open(inputs, reading)
         request = RemoveRequest(
             inputs=tuple(str(path) for path in paths),
             out=str(place / OUTPUT),
-            options=SceneOptions(overwrite=True, **{k: v for k, v in options.items() if k not in ("model", "mask")}),
+            options=SceneOptions(overwrite=True, **{k: v for k, v in options.items() if k not in MORE_OPTIONS}),
             mask=(options["mask"],) if options.get("mask") else (),
             model=options.get("model") or self.model,
             device=self.device,
             preview=str(place / "preview.png"),
+            report=str(place / "report.html") if options.get("report") else None,
             **reading,
         )
         self._stage("loading the model", 3)
@@ -245,7 +249,11 @@ class SceneWork:
             name = "item" if file.endswith(".json") else layer_name(file, report, request.preview)
             outputs[name] = Path(file).name
         shown = {key: value for key, value in asdict(report).items() if key not in ("output", "files")}
-        return {"report": {**shown, "notices": [for_clients(text) for text in report.notices]}, "outputs": outputs}
+        days = sorted({source.date.date().isoformat() for source in scene.sources if source.date is not None})
+        cleaned = next((source.date for source in scene.sources if source.name == report.reference), None)
+        date = cleaned.date().isoformat() if cleaned else "_".join(dict.fromkeys((*days[:1], *days[-1:])))
+        texts = [for_clients(text) for text in report.notices]
+        return {"report": {**shown, "notices": texts, "date": date}, "outputs": outputs}
 
     def _progress(self, done: int, total: int) -> None:
         """Report tiles; from 5 to 96 percent of a job."""
@@ -293,6 +301,38 @@ class SceneWork:
                 f"the result would have {scene.grid.width} x {scene.grid.height} pixels; this server accepts at most "
                 f"{self.limits.pixels}. Crop the scene, or raise the server's limit (max-pixels)."
             )
+
+    def _overview(self, scene: OpenScene) -> tuple[GeoStack, Overview]:
+        """Return the stack of a scene and its overview; those of the last scene are kept."""
+        from sader.geo.align import build_stack
+        from sader.geo.scene.source import read_overview
+
+        if self._last is None or self._last[0] is not scene:
+            remover, _ = self._load(self.model, self.device)
+            stack = build_stack(scene.sources, remover.config.network)
+            self._last = scene, stack, read_overview(stack, remover)
+        return self._last[1:]
+
+    def _mask(self, scene: OpenScene, source: DateSource, wanted: Square) -> NDArray[np.bool_]:
+        """Return the mask (h, w) of a date in the overview, with the threshold and growth of a request."""
+        from sader.inference.scene import Overview
+
+        key = wanted.threshold, wanted.growth
+        if scene.masks is None or scene.masks[0] != key:
+            stack, seen = self._overview(scene)
+            growth = round(wanted.growth / overview_factor(*stack.grid.shape))
+            loaded, _ = self._load(self.model, self.device)
+            remover = loaded.with_options(cloud_threshold=wanted.threshold, mask_growth=growth)
+            if remover is not loaded:  # masks of files stay as they are
+                first = Window(0, 0, 1, 1)
+                stated = [one.read_mask(first, grid=stack.grid) is not None for one in stack.sources]
+                given = [cloud > 0 if known else None for cloud, known in zip(seen.cloud, stated, strict=True)]
+                seen = Overview.of(remover, seen.cloudy, valid=seen.valid, masks=given, bands=stack.bands)
+            masks = (np.nan_to_num(seen.cloud) > 0) & seen.valid
+            scene.masks = key, dict(zip((one.name for one in stack.sources), masks, strict=True))
+        if source.name not in scene.masks[1]:
+            raise NotFoundError(f"{source.name} has no mask: it lies outside the scene.")
+        return scene.masks[1][source.name]
 
     def _date(self, scene: OpenScene, layer: str) -> DateSource:
         if not layer.isdecimal() or int(layer) >= len(scene.sources):
