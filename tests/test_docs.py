@@ -45,7 +45,7 @@ EXPECTED = {
     "docs/limits.md": (0, 0),
     "docs/method.md": (5, 1),
     "docs/models.md": (0, 0),
-    "docs/own-scene.md": (9, 2),
+    "docs/own-scene.md": (10, 2),
     "docs/results.md": (0, 0),
     "docs/settings.md": (3, 0),
     "docs/training.md": (6, 1),

@@ -12,10 +12,12 @@ import pytest
 
 from sader.errors import BandError, ConfigError, DataError, MissingDependencyError
 from sader.geo.grid import Grid
-from sader.geo.read.masks import BLOCK, DetectorMask, MaskedSource, parse_scl, with_masks
+from sader.geo.read.masks import BLOCK, DetectorMask, MaskedSource, with_masks
 from sader.geo.read.products import product_source
-from sader.geo.read.raster import BandFile
+from sader.geo.read.quality import parse_quality
+from sader.geo.read.raster import BandFile, grid_of
 from sader.geo.read.sentinel2 import open_safe
+from sader.geo.read.sources import open_sources
 from sader.geo.stack import DateSource
 from sader.inference.tiling import Window
 from sader.inference.values import ValueCoding
@@ -60,7 +62,7 @@ def masks(source: DateSource, choice) -> np.ndarray | None:
     ],
 )
 def test_which_classes(text, classes):
-    assert parse_scl(text) == classes
+    assert parse_quality(text).hidden == classes
 
 
 @pytest.mark.parametrize(
@@ -68,7 +70,7 @@ def test_which_classes(text, classes):
 )
 def test_classes_that_are_none(text, hint):
     with pytest.raises(ConfigError, match=hint):
-        parse_scl(text)
+        parse_quality(text)
 
 
 def test_scl(l2a):
@@ -299,3 +301,72 @@ def test_a_detector_is_not_asked_about_nothing():
         np.zeros((window.height, window.width), bool),
     )
     assert not provider.mask(source, Window(0, 0, 50, 50), grid=source.grid).any()
+
+
+# ------------------------------------------------------------------------------------------------ bits and values
+
+
+def write_classes(path, values, dtype):
+    with rasterio.open(
+        path, "w", driver="GTiff", count=1, height=2, width=4, dtype=dtype, crs="EPSG:32632",
+        transform=rasterio.Affine(10, 0, 600000, 0, -10, 5100000),
+    ) as dataset:  # fmt: skip
+        dataset.write(np.array(values, dtype).reshape(1, 2, 4))
+    return path
+
+
+@pytest.mark.parametrize(
+    ("name", "dtype", "values", "hidden"),
+    [
+        # clear with aerosol bits, cirrus, cloud, beside cloud, shadow, snow, water, no data
+        ("HLS.S30.Fmask.tif", "uint8", [192, 1, 2, 4, 8, 16, 32, 255], [0, 0, 1, 1, 1, 0, 0, 1]),
+        # clear, fill, dilated, cirrus, cloud, shadow, snow, water
+        ("LC08_QA_PIXEL.tif", "uint16", [21824, 1, 2, 4, 8, 16, 32, 128], [0, 1, 1, 1, 1, 1, 0, 0]),
+        ("S2_QA60.tif", "uint16", [0, 1024, 2048, 3072, 512, 0, 0, 0], [0, 1, 1, 1, 0, 0, 0, 0]),
+        ("S2_SCL.tif", "uint8", [4, 3, 8, 9, 10, 11, 0, 2], [0, 1, 1, 1, 1, 0, 1, 0]),
+    ],
+)
+def test_quality_files_are_known_by_name(tmp_path, plain, name, dtype, values, hidden):
+    path = write_classes(tmp_path / name, values, dtype)
+    source = plain("S2_2022-03-10.tif")
+    (masked,) = with_masks([source], [path])
+    with rasterio.open(path) as dataset:
+        grid = grid_of(dataset)
+    found = masked.read_mask(Window(0, 0, 2, 4), grid=grid)
+    np.testing.assert_array_equal(found.ravel(), np.array(hidden, bool))
+
+
+def test_bits_can_be_chosen():
+    numbers = np.array([0, 2, 8, 16])
+    np.testing.assert_array_equal(parse_quality("qa_pixel:3").mask(numbers, unknown=False), [False, False, True, False])
+    with pytest.raises(ConfigError, match=r"there is no bit 9.*4 cloud shadow"):
+        parse_quality("qa_pixel:9")
+    with pytest.raises(ConfigError, match="expected bits such as qa60:10,11"):
+        parse_quality("qa60:opaque")
+
+
+def test_values_of_any_mask(tmp_path, plain):
+    path = write_classes(tmp_path / "mine.tif", [0, 1, 2, 3, 4, 5, 255, 2], "uint8")
+    source = plain("S2_2022-03-10.tif")
+    with pytest.raises(DataError, match="--mask-values 2,4"):
+        with_masks([source], [path])
+    (masked,) = with_masks([source], [path], values="2, 4")
+    with rasterio.open(path) as dataset:
+        grid = grid_of(dataset)
+    found = masked.read_mask(Window(0, 0, 2, 4), grid=grid)
+    np.testing.assert_array_equal(found.ravel(), np.array([0, 0, 1, 0, 1, 0, 1, 1], bool))
+    with pytest.raises(ConfigError, match="expected whole numbers such as 2,4 and a mask file"):
+        with_masks([source], "scl", values="2")
+
+
+def test_a_quality_band_inside_the_file(tmp_path, write_date):
+    counts = np.full((5, 8, 8), 900, np.uint16)
+    counts[4] = 0
+    counts[4, :4] = 1024
+    path = write_date(tmp_path / "S2_2022-03-10.tif", counts, bands=("B2", "B3", "B4", "B8", "QA60"), nodata=None)
+    (source,) = open_sources([path])
+    assert source.read_mask(source.grid.whole, grid=source.grid) is None, "QA60 was empty for years: only on request"
+    (masked,) = with_masks([source], "qa60")
+    mask = masked.read_mask(source.grid.whole, grid=source.grid)
+    assert mask[:4].all()
+    assert not mask[4:].any()

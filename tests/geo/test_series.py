@@ -19,6 +19,7 @@ from sader.geo.scene.options import SceneOptions
 from sader.geo.series import run_series
 
 rasterio = pytest.importorskip("rasterio")
+warp = pytest.importorskip("rasterio.warp")
 DAYS = ("2022-03-10", "2022-04-10", "2022-05-10")
 
 
@@ -140,7 +141,7 @@ def test_results_of_other_options_are_refused_before_the_work(tmp_path, folder, 
 
 
 def test_animation_and_points(tmp_path, folder, command):
-    x, y = rasterio.warp.transform("EPSG:32632", "EPSG:4326", [600000 + 10 * 20.5], [5100000 - 10 * 15.5])
+    x, y = warp.transform("EPSG:32632", "EPSG:4326", [600000 + 10 * 20.5], [5100000 - 10 * 15.5])
     inside = f"{x[0]},{y[0]}"
     status, _, err = command(
         "series", folder, "-o", tmp_path / "out", "--animation", tmp_path / "all.gif", "--point", inside,

@@ -60,13 +60,19 @@ OutputGrid = Annotated[
     option("Output grid: a raster file, EPSG:32632 or EPSG:32632/20; default: the first input.", READING),
 ]
 Stac = Annotated[str | None, option("STAC API to search instead of files.", READING)]
-Bbox = Annotated[str | None, option("west,south,east,north in degrees, with --stac.", READING)]
+Bbox = Annotated[str | None, option("Area: west,south,east,north in degrees.", READING)]
+Aoi = Annotated[str | None, option("Area: the box around the shapes of a GeoJSON file.", READING)]
 Dates = Annotated[str | None, option("2022-03-01/2022-05-31, with --stac.", READING)]
 Collection = Annotated[str | None, option("STAC collection; default sentinel-2-l2a.", READING)]
 Mask = Annotated[
     list[str] | None,
-    option("auto, scl, own, s2cloudless, omnicloudmask, a folder, or a mask file for each date (repeat).", TILES),
+    option(
+        "auto, own, scl, fmask, qa_pixel, qa60 (with classes or bits: scl:3,8,9), s2cloudless, omnicloudmask, a "
+        "folder, or a mask file for each date (repeat).",
+        TILES,
+    ),
 ]
+MaskValues = Annotated[str | None, option("Values of mask files that count as cloud or shadow, such as 2,4.", TILES)]
 CloudThreshold = Annotated[
     float | None, option("Probability that counts as cloud in masks of the model; default 0.5.", TILES)
 ]

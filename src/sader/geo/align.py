@@ -8,14 +8,19 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
 
 from sader.config import NetworkConfig
 from sader.errors import BandError, ConfigError, DataError, require
-from sader.geo.grid import Grid
+from sader.geo.grid import Box, Grid, area_window
 from sader.geo.read.raster import crs_text, grid_of, opened, reading
-from sader.geo.stack import DateSource, GeoStack
-from sader.inference.tiling import Notice
+from sader.geo.stack import DateSource, GeoStack, WrappedSource
+from sader.inference.tiling import Notice, Window
 
 
 def build_stack(
@@ -72,6 +77,57 @@ def build_stack(
                 f"{len(names)} inputs are of the same day {day}: {', '.join(names)}. Each counts as a date of its own."
             )
     return GeoStack(tuple(kept), target, chosen, kept[0].coding)
+
+
+@dataclass(frozen=True)
+class CroppedSource(WrappedSource):
+    """A part of a source; on its own grid the stored numbers are read without resampling."""
+
+    window: Window
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        object.__setattr__(self, "grid", self.source.grid.part(self.window))
+
+    def _of_source(self, window: Window, grid: Grid) -> tuple[Window, Grid]:
+        """Return window and grid as the source takes them."""
+        if not grid.same_as(self.grid):
+            return window, grid
+        moved = replace(window, row=window.row + self.window.row, col=window.col + self.window.col)
+        return moved, self.source.grid
+
+    def read_numbers(self, window: Window, *, bands: Sequence[str], grid: Grid) -> NDArray[Any]:
+        window, grid = self._of_source(window, grid)
+        return self.source.read_numbers(window, bands=bands, grid=grid)
+
+    def read_mask(self, window: Window, *, grid: Grid) -> NDArray[np.bool_] | None:
+        window, grid = self._of_source(window, grid)
+        return self.source.read_mask(window, grid=grid)
+
+    def read_classes(self, window: Window, *, grid: Grid, kind: str = "scl") -> NDArray[Any] | None:
+        window, grid = self._of_source(window, grid)
+        return self.source.read_classes(window, grid=grid, kind=kind)
+
+    def block_shape(self, bands: Sequence[str], grid: Grid) -> tuple[int, int] | None:
+        return self.source.block_shape(bands, self._of_source(Window(0, 0, 1, 1), grid)[1])
+
+
+def cropped(sources: Sequence[DateSource], box: Box, notice: Notice) -> list[DateSource]:
+    """Return the sources cut to a box in degrees; those that do not touch it are left out."""
+    found: list[DateSource] = []
+    for source in sources:
+        window = area_window(source.grid, box)
+        if window is None:
+            notice(f"{source.name} does not touch the area and is left out.")
+        else:
+            found.append(source if window == source.grid.whole else CroppedSource(source, window))
+    if not found:
+        west, south, east, north = box
+        raise DataError(
+            f"no date touches the area {west:g},{south:g},{east:g},{north:g} (west,south,east,north in degrees); "
+            f"{sources[0].name} covers {_box(sources[0].grid)}. Check the order of the numbers."
+        )
+    return found
 
 
 def common_bands(

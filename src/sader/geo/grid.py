@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -18,6 +20,9 @@ ROUNDING = 1e-3
 """Part of a pixel below which an excess over an edge is rounding error."""
 Affine6 = tuple[float, float, float, float, float, float]
 """(a, b, c, d, e, f): x = a col + b row + c, y = d col + e row + f, pixel corners, in units of the CRS."""
+
+Box = tuple[float, float, float, float]
+"""(west, south, east, north) in degrees."""
 
 
 @dataclass(frozen=True)
@@ -131,6 +136,44 @@ def parse_bbox(bbox: str | Sequence[float]) -> tuple[float, float, float, float]
     return west, south, east, north
 
 
+def parse_area(area: str | Path | Sequence[float]) -> Box:
+    """Return (west, south, east, north) of a bbox, or of a GeoJSON file: the box around all its shapes."""
+    if not isinstance(area, str | Path) or Path(area).suffix.lower() not in (".json", ".geojson"):
+        return parse_bbox(area if not isinstance(area, Path) else str(area))
+    try:
+        content = json.loads(Path(area).read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ConfigError(f"cannot read the area {area}: {error.strerror}. Name a GeoJSON file.") from error
+    except ValueError as error:
+        raise ConfigError(f"the area {area} is not JSON ({error}); expected GeoJSON.") from error
+    points = np.array(list(_positions(content)), np.float64).reshape(-1, 2)
+    if not len(points) or not np.isfinite(points).all():
+        raise ConfigError(f"the area {area} holds no coordinates; expected GeoJSON with polygons.")
+    box = (*points.min(axis=0).tolist(), *points.max(axis=0).tolist())
+    crs = content.get("crs", {}).get("properties", {}).get("name", "") if isinstance(content, dict) else ""
+    if crs and not crs.upper().endswith("CRS84"):  # older files name a reference system; newer ones are in degrees
+        box = require("rasterio.warp", extra="geo", purpose="reading an area").transform_bounds(crs, "EPSG:4326", *box)
+    if box[0] == box[2] or box[1] == box[3]:
+        raise ConfigError(f"the area {area} has no extent ({box[0]:g}, {box[1]:g}); expected polygons, not one point.")
+    try:
+        return parse_bbox(box)
+    except ConfigError as error:
+        raise ConfigError(f"the area {area} is not in degrees, as GeoJSON is: {error}") from error
+
+
+def _positions(content: Any) -> Iterator[tuple[float, float]]:
+    """Yield all (x, y) of a GeoJSON object."""
+    if isinstance(content, dict):
+        for key in ("features", "geometry", "geometries", "coordinates"):
+            yield from _positions(content.get(key))
+    elif isinstance(content, list):
+        if len(content) >= 2 and all(isinstance(value, int | float) for value in content):
+            yield float(content[0]), float(content[1])
+        else:
+            for part in content:
+                yield from _positions(part)
+
+
 def parse_dates(dates: str | Sequence[str | datetime]) -> str:
     """Return "2022-03-01/2022-05-31" after checking both ends."""
     ends = re.split(r"[/,]|\.\.", dates) if isinstance(dates, str) else list(dates)
@@ -152,6 +195,16 @@ def crop_grid(grid: Grid, bbox: Sequence[float]) -> Grid:
         raise DataError("the scene has no reference system, so a bbox cannot be located on it. Georeference it first.")
     left, bottom, right, top = bounds("EPSG:4326", grid.crs, *bbox)
     return _snapped(grid, (left, bottom, right, top))
+
+
+def area_window(grid: Grid, box: Box) -> Window | None:
+    """Return the pixels of `grid` that touch a box in degrees; None where none does."""
+    found = crop_grid(grid, box)
+    col = round((found.transform[2] - grid.transform[2]) / grid.transform[0])
+    row = round((found.transform[5] - grid.transform[5]) / grid.transform[4])
+    top, left = max(row, 0), max(col, 0)
+    bottom, right = min(row + found.height, grid.height), min(col + found.width, grid.width)
+    return Window(top, left, bottom - top, right - left) if bottom > top and right > left else None
 
 
 def union_grid(grids: Sequence[Grid]) -> Grid:

@@ -15,7 +15,8 @@ import torch
 from sader.bands import BANDS_13, BANDS_RGBN, parse_bands
 from sader.checkpoint import HUB_FILE
 from sader.errors import ConfigError, DataError, OutputError, did_you_mean
-from sader.geo.align import build_stack
+from sader.geo.align import build_stack, cropped, find_grid
+from sader.geo.grid import Box, Grid, area_window, parse_area
 from sader.geo.offset import check_source
 from sader.geo.read.arrays import LoadFunction, source_from
 from sader.geo.read.masks import with_masks
@@ -49,6 +50,8 @@ class RemoveRequest:
     """Reflectance per count, where that of the file is missing or wrong."""
     mask: tuple[str, ...] = ()
     """What `sader.geo.read.masks.with_masks` takes: one word, or files."""
+    mask_values: str | None = None
+    """Values of mask files that count as cloud or shadow, such as "2,4"."""
     grid: str | None = None
     model: str | None = None
     device: str | None = None
@@ -60,8 +63,19 @@ class RemoveRequest:
     dask: str | None = None
     stac: str | None = None
     bbox: str | None = None
+    """The area: west,south,east,north in degrees."""
+    aoi: str | None = None
+    """The area as a GeoJSON file; the box around its shapes counts."""
     dates: str | None = None
     collection: str | None = None
+
+    @property
+    def area(self) -> Box | None:
+        """The area in degrees, if one is given."""
+        if self.bbox is not None and self.aoi is not None:
+            raise ConfigError("--bbox and --aoi both give an area; expected one of them.")
+        given = self.bbox if self.aoi is None else Path(self.aoi)
+        return None if given is None else parse_area(given)
 
 
 def run_remove(
@@ -114,9 +128,19 @@ def open_request(request: RemoveRequest, load: Loader, notify: Notice) -> tuple[
             f"tiles of {options.tile} pixels contain too little context: clouds are missed, and the run takes long. "
             "Use 256 or more; memory is bounded anyway."
         )
-    stack = build_stack(sources, remover.config.network, bands=asked, grid=request.grid, notice=notify)
+    grid = _grid(request.grid, sources, request.area)
+    stack = build_stack(sources, remover.config.network, bands=asked, grid=grid, notice=notify)
     check_stack(stack, remover, notify)
     return stack, remover, options
+
+
+def _grid(wanted: str | Path | None, sources: Sequence[DateSource], area: Box | None) -> str | Path | Grid | None:
+    """Return the output grid that was chosen, cut to the area."""
+    if wanted is None or area is None:
+        return wanted
+    grid = find_grid(wanted, sources[0].grid)
+    window = area_window(grid, area)
+    return grid if window is None else grid.part(window)
 
 
 def executor_of(request: RemoveRequest) -> MakeExecutor | None:
@@ -212,7 +236,7 @@ def _settings(request: RemoveRequest) -> dict[str, object]:
         "reference": options.reference, "bands": request.bands or "those of the model", "offset": request.offset,
         "scale": request.scale or "that of the files", "mask": request.mask or "those of the files, else of the model",
         "grid": request.grid or "that of the first input", "tile": options.tile or "the model's own",
-        "overlap": options.overlap or "the model's own", "search": request.stac, "area": request.bbox,
+        "overlap": options.overlap or "the model's own", "search": request.stac, "area": request.bbox or request.aoi,
         "period": request.dates,
     }  # fmt: skip
 
@@ -226,7 +250,8 @@ def _remove_zarr(request: RemoveRequest, load: Loader, progress: Progress | None
             "a Zarr store holds all dates of a place: give one, and at most one --mask (a variable of it)."
         )
     asked = {"--bands": request.bands, "--grid": request.grid, "--scale": request.scale, "--preview": request.preview,
-             "--report": request.report}  # fmt: skip
+             "--report": request.report, "--bbox": request.bbox, "--aoi": request.aoi,
+             "--mask-values": request.mask_values}  # fmt: skip
     unused = [name for name, value in asked.items() if value is not None]
     if unused:
         raise ConfigError(
@@ -256,28 +281,26 @@ def layer_name(file: str, report: SceneReport, preview: str | None) -> str:
 
 def find_sources(request: RemoveRequest, notify: Notice) -> list[DateSource]:
     """Return the dates of a request: files, folders, products, or a search."""
+    area = request.area
     if request.stac is None:
-        asked = {"--bbox": request.bbox, "--dates": request.dates, "--collection": request.collection}
+        asked = {"--dates": request.dates, "--collection": request.collection}
         if named := [name for name, value in asked.items() if value is not None]:
             raise ConfigError(f"{' and '.join(named)} without a STAC API to choose from: give its address with --stac.")
-        return open_sources(
-            request.inputs,
-            bands=request.bands,
-            offset=request.offset,
-            scale=request.scale,
-            mask=_mask(request),
-            notice=notify,
+        found = open_sources(
+            request.inputs, bands=request.bands, offset=request.offset, scale=request.scale, notice=notify
         )
+        found = found if area is None else cropped(found, area, notify)
+        return with_masks(found, _mask(request), values=request.mask_values, notice=notify)
     if request.inputs:
         raise ConfigError(f"--stac searches for scenes, but files are given as well: {', '.join(request.inputs[:3])}.")
-    if request.bbox is None or request.dates is None:
-        raise ConfigError("--stac needs --bbox west,south,east,north and --dates 2022-03-01/2022-05-31.")
+    if area is None or request.dates is None:
+        raise ConfigError("--stac needs --bbox west,south,east,north (or --aoi) and --dates 2022-03-01/2022-05-31.")
     from sader.geo.stac.search import search
 
     found = search(
-        request.stac, request.bbox, request.dates, collection=request.collection, offset=request.offset, notice=notify
+        request.stac, area, request.dates, collection=request.collection, offset=request.offset, notice=notify
     )
-    return with_masks(found, _mask(request), notice=notify)
+    return with_masks(found, _mask(request), values=request.mask_values, notice=notify)
 
 
 def _mask(request: RemoveRequest) -> str | list[str] | None:
@@ -346,7 +369,9 @@ def remove_files(
     bands: str | Sequence[str] | None = None,
     offset: str | float | None = "auto",
     mask: str | Path | Sequence[str | Path] | None = None,
+    mask_values: str | None = None,
     grid: str | Path | None = None,
+    area: str | Path | Sequence[float] | None = None,
     load: LoadFunction | None = None,
     progress: Progress | None = None,
     **options: Any,
@@ -355,8 +380,10 @@ def remove_files(
 
     files: GeoTIFFs, folders, .SAFE products or STAC items of one place; read and written window by window.
     bands: names where the files have none. offset: "auto", None, or counts such as -1000 (baseline 04.00).
-    mask: "scl", "s2cloudless", "omnicloudmask", or mask files; None: those of the files, else the model's own.
+    mask: "scl", "fmask", "qa_pixel", "qa60", "s2cloudless", "omnicloudmask", or mask files; None: those of the product,
+    else the model's own. mask_values: "2,4", the values of mask files that count as cloud or shadow.
     grid: the output's, as a raster file or "EPSG:32632/20"; None = that of the first file.
+    area: (west, south, east, north) in degrees, or a GeoJSON file; None = all of it.
     load: a function path -> (array (C, H, W), rasterio profile) for files of another kind.
     options: the fields of `sader.geo.scene.run.SceneOptions`: reference, seed, samples, uncertainty, overwrite ...
     Notes of `sader remove` are warnings here.
@@ -371,7 +398,17 @@ def remove_files(
 
     check_output(out, overwrite=bool(options.get("overwrite")))
     stack, wanted = open_files(
-        remover, files, notify, bands=bands, offset=offset, mask=mask, grid=grid, load=load, **options
+        remover,
+        files,
+        notify,
+        bands=bands,
+        offset=offset,
+        mask=mask,
+        mask_values=mask_values,
+        grid=grid,
+        area=area,
+        load=load,
+        **options,
     )
     return clear_scene(stack, remover, out, wanted, progress=progress, notice=notify)
 
@@ -384,7 +421,9 @@ def open_files(
     bands: str | Sequence[str] | None = None,
     offset: str | float | None = "auto",
     mask: str | Path | Sequence[str | Path] | None = None,
+    mask_values: str | None = None,
     grid: str | Path | None = None,
+    area: str | Path | Sequence[float] | None = None,
     load: LoadFunction | None = None,
     **options: Any,
 ) -> tuple[GeoStack, SceneOptions]:
@@ -396,11 +435,14 @@ def open_files(
     if isinstance(files, str | Path):
         raise DataError(f"files is one path ({files}); expected a list of them, one for each date or folder.")
     names = None if bands is None else parse_bands(bands)
+    box = None if area is None else parse_area(area)
     if load is None:
-        sources = open_sources(files, bands=bands, offset=offset, mask=mask, notice=notify)
+        sources = open_sources(files, bands=bands, offset=offset, notice=notify)
     else:
-        made: list[DateSource] = [source_from(path, load, bands=names) for path in files]
-        sources = made if mask is None else list(with_masks(made, mask))
-    stack = build_stack(sources, remover.config.network, bands=names, grid=grid, notice=notify)
+        sources = [source_from(path, load, bands=names) for path in files]
+    sources = sources if box is None else cropped(sources, box, notify)
+    sources = with_masks(sources, mask, values=mask_values, notice=notify)
+    chosen = _grid(grid, sources, box)
+    stack = build_stack(sources, remover.config.network, bands=names, grid=chosen, notice=notify)
     check_stack(stack, remover, notify)
     return stack, wanted

@@ -95,10 +95,6 @@ def clean_series(
     files: Sequence[str | Path],
     out: str | Path,
     *,
-    bands: str | Sequence[str] | None = None,
-    offset: str | float | None = "auto",
-    mask: str | Path | Sequence[str | Path] | None = None,
-    grid: str | Path | None = None,
     nearest: int | None = None,
     animation: str | Path | None = None,
     points: Sequence[str] = (),
@@ -112,7 +108,7 @@ def clean_series(
     nearest: clean each date with this many dates nearest in time; None = all dates.
     animation: a GIF of all dates before and after. points: "longitude,latitude" of places whose NDVI before and after
     is written as points.csv and points.png.
-    The other arguments are those of `sader.remove_files`, without `reference`.
+    options: the other arguments of `sader.remove_files`, without `reference`: bands, mask, area, uncertainty ...
 
     >>> report = sader.clean_series(remover, ["2022/"], "clean/", points=["7.71,46.02"])      # doctest: +SKIP
     """
@@ -120,7 +116,7 @@ def clean_series(
         raise ConfigError("a series cleans every date in turn; to clean one date: sader.remove_files(reference=...).")
     notify = _Once(lambda text: warnings.warn(text, stacklevel=5))
     _check_folder(Path(out))
-    stack, wanted = open_files(remover, files, notify, bands=bands, offset=offset, mask=mask, grid=grid, **options)
+    stack, wanted = open_files(remover, files, notify, **options)
     series = Series(stack, scene_remover(remover, wanted), wanted, Path(out), nearest)
     return series.run(None if animation is None else str(animation), points, progress, notify)
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
 
@@ -55,8 +55,8 @@ class DateSource(ABC):
         """Return the cloud mask (h, w), True = cloud or shadow, or None where it is unknown."""
         return None
 
-    def read_classes(self, window: Window, *, grid: Grid) -> NDArray[np.uint8] | None:
-        """Return the scene classification (h, w) of the product, 0 = no data; None where it has none."""
+    def read_classes(self, window: Window, *, grid: Grid, kind: str = "scl") -> NDArray[Any] | None:
+        """Return the classes or flags (h, w) of a kind of `sader.geo.read.quality`; None where there are none."""
         return None
 
     def block_shape(self, bands: Sequence[str], grid: Grid) -> tuple[int, int] | None:
@@ -78,6 +78,45 @@ class DateSource(ABC):
         if band not in self.bands:
             raise BandError(f"{self.name} has no band {band}; it has {', '.join(self.bands)}.")
         return self.bands.index(band)
+
+
+@dataclass(frozen=True)
+class WrappedSource(DateSource):
+    """A source that differs from another one in a few respects; the rest is handed on."""
+
+    source: DateSource
+    name: str = field(init=False)
+    date: datetime | None = field(init=False)
+    bands: tuple[str, ...] = field(init=False)
+    grid: Grid = field(init=False)
+    coding: ValueCoding = field(init=False)
+
+    def __post_init__(self) -> None:
+        for name in ("name", "date", "bands", "grid", "coding"):
+            object.__setattr__(self, name, getattr(self.source, name))
+
+    def read_numbers(self, window: Window, *, bands: Sequence[str], grid: Grid) -> NDArray[Any]:
+        return self.source.read_numbers(window, bands=bands, grid=grid)
+
+    def codings(self, bands: Sequence[str]) -> tuple[ValueCoding, ...]:
+        return self.source.codings(bands)
+
+    def read_mask(self, window: Window, *, grid: Grid) -> NDArray[np.bool_] | None:
+        return self.source.read_mask(window, grid=grid)
+
+    def read_classes(self, window: Window, *, grid: Grid, kind: str = "scl") -> NDArray[Any] | None:
+        return self.source.read_classes(window, grid=grid, kind=kind)
+
+    def block_shape(self, bands: Sequence[str], grid: Grid) -> tuple[int, int] | None:
+        return self.source.block_shape(bands, grid)
+
+    @property
+    def paths(self) -> tuple[str, ...]:
+        return self.source.paths
+
+    @property
+    def origins(self) -> tuple[tuple[str, str], ...]:
+        return self.source.origins
 
 
 @dataclass(frozen=True)

@@ -3,16 +3,15 @@
 `with_masks` wraps sources so that `read_mask` returns the chosen mask: True = cloud or shadow. With the choice "own" it
 returns None, and the model estimates the clouds itself. The detectors (s2cloudless, OmniCloudMask) work on fixed blocks
 of the grid with a margin around each, so that a mask does not depend on the window that is read.
+`sader.geo.read.quality` holds the meaning of classes and bits.
 """
 
 from __future__ import annotations
 
-import re
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from datetime import datetime
 from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
@@ -24,39 +23,17 @@ from sader.data.cloud_rules import S2CLOUDLESS_BANDS, detect_s2cloudless
 from sader.errors import BandError, ConfigError, DataError, did_you_mean, require
 from sader.geo.grid import Grid
 from sader.geo.offset import sample_windows
-from sader.geo.read.products import CLASSES, SCL_CLOUD
+from sader.geo.read.quality import LAYOUTS, Quality, kind_in, parse_numbers, parse_quality
 from sader.geo.read.raster import BandFile, grid_of, opened, read_band, reading
-from sader.geo.stack import DateSource
+from sader.geo.stack import DateSource, WrappedSource
 from sader.inference.tiling import Notice, Window
 from sader.inference.values import ValueCoding
 
-SCL_NAMES: dict[int, str] = {
-    0: "no data",
-    1: "saturated or defective",
-    2: "dark area",
-    3: "cloud shadow",
-    4: "vegetation",
-    5: "bare soil",
-    6: "water",
-    7: "unclassified",
-    8: "cloud, medium probability",
-    9: "cloud, high probability",
-    10: "thin cirrus",
-    11: "snow or ice",
-}
-"""Classes of Sen2Cor's scene classification."""
-SCL_CHOICES: dict[str, tuple[int, ...]] = {
-    "thick": (8, 9),
-    "clouds": (8, 9, 10),
-    "standard": SCL_CLOUD,
-    "strict": (1, 2, 3, 7, 8, 9, 10),
-}
-"""Name -> classes that count as cloud or shadow."""
-CHOICES = ("auto", "own", "none", "scl", "s2cloudless", "omnicloudmask")
-NO_CLASS = 0
-"""Of a scene classification: no data, and what lies outside the file."""
-OUTSIDE = ValueCoding("uint8", 1.0, 0.0, 255.0)
-MASK_ENDINGS = ("_mask", "_cloudmask", "_label", "_scl", "_cld")
+CHOICES = ("auto", "own", "none", *LAYOUTS, "s2cloudless", "omnicloudmask")
+UNKNOWN = 255
+"""In a mask: nothing is known about the pixel, as outside the file."""
+OUTSIDE = ValueCoding("uint8", 1.0, 0.0, UNKNOWN)
+MASK_ENDINGS = ("_mask", "_cloudmask", "_label", "_scl", "_cld", "_fmask", ".fmask", "_qa_pixel", "_qa60")
 
 
 class MaskProvider(Protocol):
@@ -71,46 +48,18 @@ class MaskProvider(Protocol):
 
 
 @dataclass(frozen=True)
-class MaskedSource(DateSource):
+class MaskedSource(WrappedSource):
     """A source whose cloud mask comes from a provider; everything else is that of the source."""
 
-    source: DateSource
     provider: MaskProvider
-    name: str = field(init=False)
-    date: datetime | None = field(init=False)
-    bands: tuple[str, ...] = field(init=False)
-    grid: Grid = field(init=False)
-    coding: ValueCoding = field(init=False)
-
-    def __post_init__(self) -> None:
-        source = self.source
-        facts = {"name": source.name, "date": source.date, "bands": source.bands, "grid": source.grid}
-        for attribute, value in {**facts, "coding": source.coding}.items():
-            object.__setattr__(self, attribute, value)
-
-    def read_numbers(self, window: Window, *, bands: Sequence[str], grid: Grid) -> NDArray[Any]:
-        return self.source.read_numbers(window, bands=bands, grid=grid)
-
-    def codings(self, bands: Sequence[str]) -> tuple[ValueCoding, ...]:
-        return self.source.codings(bands)
-
-    def block_shape(self, bands: Sequence[str], grid: Grid) -> tuple[int, int] | None:
-        return self.source.block_shape(bands, grid)
 
     def read_mask(self, window: Window, *, grid: Grid) -> NDArray[np.bool_] | None:
         """Return the mask (h, w) of the provider."""
         return self.provider.mask(self.source, window, grid=grid)
 
-    def read_classes(self, window: Window, *, grid: Grid) -> NDArray[np.uint8] | None:
-        return self.source.read_classes(window, grid=grid)
-
     @property
     def paths(self) -> tuple[str, ...]:
         return tuple(dict.fromkeys((*self.source.paths, *self.provider.paths)))
-
-    @property
-    def origins(self) -> tuple[tuple[str, str], ...]:
-        return self.source.origins
 
 
 @dataclass(frozen=True)
@@ -124,16 +73,16 @@ class OwnMask:
 
 
 @dataclass(frozen=True)
-class SclMask:
-    """The product's scene classification."""
+class QualityMask:
+    """The classification or the quality band of the product."""
 
-    classes: tuple[int, ...] = SCL_CLOUD
+    quality: Quality
     paths: tuple[str, ...] = ()
 
     def mask(self, source: DateSource, window: Window, *, grid: Grid) -> NDArray[np.bool_] | None:
-        """Return where the class is one of `classes`; None for a source without a classification."""
-        found = source.read_classes(window, grid=grid)
-        return None if found is None else np.isin(found, self.classes)
+        """Return where the band marks cloud or shadow; None for a source without such a band."""
+        found = source.read_classes(window, grid=grid, kind=self.quality.kind)
+        return None if found is None else self.quality.mask(found, unknown=False)
 
 
 @dataclass(frozen=True)
@@ -141,8 +90,10 @@ class FileMask:
     """A mask in a file of its own, on any grid; beyond the file's edge nothing is known to be clear."""
 
     file: BandFile
-    classes: tuple[int, ...] | None = None
-    """Classes that count as cloud; None = a mask of 0 (clear) and 1 or 255 (cloud)."""
+    quality: Quality | None = None
+    """What its numbers mean; None = a mask of 0 (clear) and other values (cloud)."""
+    values: tuple[int, ...] = ()
+    """Values that count as cloud, where the user names them."""
 
     @property
     def paths(self) -> tuple[str, ...]:
@@ -150,10 +101,12 @@ class FileMask:
 
     def mask(self, source: DateSource, window: Window, *, grid: Grid) -> NDArray[np.bool_] | None:
         """Return the cloud pixels of the file; True outside the file, so that the model fills them in."""
-        if self.classes is not None:
-            found = read_band(self.file, window, grid=grid, coding=CLASSES, categories=True)
-            return np.isin(found, (NO_CLASS, *self.classes))  # of what has no class nothing is known either
-        return read_band(self.file, window, grid=grid, coding=OUTSIDE, categories=True) != 0
+        if self.quality is not None:
+            coding = LAYOUTS[self.quality.kind].coding
+            numbers = read_band(self.file, window, grid=grid, coding=coding, categories=True)
+            return self.quality.mask(numbers, unknown=True)
+        numbers = read_band(self.file, window, grid=grid, coding=OUTSIDE, categories=True)
+        return np.isin(numbers, (*self.values, UNKNOWN)) if self.values else numbers != 0
 
 
 BLOCK, MARGIN = 512, 64
@@ -250,66 +203,57 @@ DETECTORS: dict[str, Callable[[], DetectorMask]] = {
 }
 
 
-def parse_scl(text: str) -> tuple[int, ...]:
-    """Return the classes that "scl", "scl:strict" or "scl:3,8,9" mean."""
-    _, colon, rest = text.partition(":")
-    rest = rest.strip().lower()
-    if not colon or rest in SCL_CHOICES:
-        return SCL_CHOICES[rest or "standard"]
-    words = [word.strip() for word in rest.split(",") if word.strip()]
-    if not words or not all(word.isdecimal() for word in words):
-        raise ConfigError(f"mask is {text!r}{did_you_mean(rest, SCL_CHOICES)}, or classes such as scl:3,8,9,10.")
-    wrong = [word for word in words if int(word) not in SCL_NAMES]
-    if wrong:
-        known = ", ".join(f"{number} {name}" for number, name in SCL_NAMES.items())
-        raise ConfigError(f"mask is {text!r}; there is no class {', '.join(wrong)}. Classes: {known}.")
-    return tuple(sorted({int(word) for word in words}))
-
-
 def with_masks(
     sources: Sequence[DateSource],
     mask: str | Path | Sequence[str | Path] | None,
     *,
+    values: str | None = None,
     notice: Notice | None = None,
 ) -> list[DateSource]:
     """Return the sources with the chosen masks.
 
     mask: "auto" or None (the product's classification where there is one, else the model's own estimate), "own" or
-    "none" (the model's), "scl", "scl:thick|clouds|standard|strict", "scl:3,8,9", "s2cloudless", "omnicloudmask"; a mask
-    file, a folder of them, or one file per date. In a file 0 is clear and 1 or 255 is cloud; a file named ..._SCL is
-    read as a classification.
+    "none" (the model's), "scl", "scl:thick|clouds|standard|strict", "scl:3,8,9", "fmask", "qa_pixel", "qa60" (also with
+    bits: "qa_pixel:3,4"), "s2cloudless", "omnicloudmask"; a mask file, a folder of them, or one file per date.
+    In a file 0 is clear and 1 or 255 is cloud; a file with SCL, Fmask, QA_PIXEL or QA60 in its name is read as such.
+    values: "2,4", the values of mask files that count as cloud or shadow.
     """
+    chosen = None if values is None else parse_numbers(values)
+    words = isinstance(mask, str) and (mask.strip().lower().partition(":")[0] in CHOICES)
+    if values is not None and (chosen is None or mask is None or words):
+        raise ConfigError(
+            f"mask values are {values!r} with the mask {mask!r}; expected whole numbers such as 2,4 and a mask file or "
+            "a folder of them."
+        )
     if mask is None or mask == "auto":
         return list(sources)
     if isinstance(mask, str):
         word = mask.strip().lower()
         if word in ("own", "none"):
             return [MaskedSource(source, OwnMask()) for source in sources]
-        if word == "scl" or word.startswith("scl:"):
-            return _with_scl(sources, parse_scl(word), notice)
+        if word.partition(":")[0] in LAYOUTS:
+            return _with_quality(sources, parse_quality(word), notice)
         if word in DETECTORS:
             return _with_detector(sources, word)
         if not Path(mask).exists():
             raise ConfigError(f"mask is {mask!r}, no file{did_you_mean(word, CHOICES)}")
-    return [
-        MaskedSource(source, provider) for source, provider in zip(sources, _file_masks(sources, mask), strict=True)
-    ]
+    providers = _file_masks(sources, mask, chosen or ())
+    return [MaskedSource(source, one) for source, one in zip(sources, providers, strict=True)]
 
 
-def _with_scl(sources: Sequence[DateSource], classes: tuple[int, ...], notice: Notice | None) -> list[DateSource]:
-    without = [source.name for source in sources if not _has_classes(source)]
+def _with_quality(sources: Sequence[DateSource], quality: Quality, notice: Notice | None) -> list[DateSource]:
+    kind, first = quality.kind, Window(0, 0, 1, 1)
+    what = "scene classification (SCL)" if kind == "scl" else f"{kind.upper()} band"
+    without = [source.name for source in sources if source.read_classes(first, grid=source.grid, kind=kind) is None]
     if len(without) == len(sources):
+        wanted = "L2A products or STAC items with an scl asset" if kind == "scl" else f"products or files with {kind}"
         raise DataError(
-            f"no scene classification (SCL) with {', '.join(without[:3])}; expected L2A products or STAC items with an "
-            "scl asset. Leave --mask out for the model's own estimate, or give mask files."
+            f"no {what} with {', '.join(without[:3])}; expected {wanted}. Leave --mask out for the model's own "
+            "estimate, or give mask files."
         )
     if without and notice:
-        notice(f"{', '.join(without)}: no scene classification; the model estimates the clouds there.")
-    return [MaskedSource(source, SclMask(classes)) for source in sources]
-
-
-def _has_classes(source: DateSource) -> bool:
-    return source.read_classes(Window(0, 0, 1, 1), grid=source.grid) is not None
+        notice(f"{', '.join(without)}: no {what.removesuffix(' (SCL)')}; the model estimates the clouds there.")
+    return [MaskedSource(source, QualityMask(quality)) for source in sources]
 
 
 def _with_detector(sources: Sequence[DateSource], word: str) -> list[DateSource]:
@@ -325,29 +269,31 @@ def _with_detector(sources: Sequence[DateSource], word: str) -> list[DateSource]
     return [MaskedSource(source, provider) for source in sources]
 
 
-def _file_masks(sources: Sequence[DateSource], mask: str | Path | Sequence[str | Path]) -> list[FileMask | OwnMask]:
+def _file_masks(
+    sources: Sequence[DateSource], mask: str | Path | Sequence[str | Path], values: tuple[int, ...]
+) -> list[FileMask]:
     if isinstance(mask, (str, Path)):
         path = Path(mask)
         if path.is_dir():
-            return [_in_folder(path, source) for source in sources]
+            return [_in_folder(path, source, values) for source in sources]
         with reading(str(path)):
             count = int(opened(str(path)).count)
         if count == len(sources):
-            return [_checked(path, number) for number in range(1, count + 1)]
+            return [_checked(path, number, values) for number in range(1, count + 1)]
         raise DataError(
             f"the mask {path.name} has {count} bands for {len(sources)} dates; expected one band for each date, one "
             "file for each date, or a folder of masks with the dates in their names."
         )
     paths = [Path(entry) for entry in mask]
     if len(paths) == 1:
-        return _file_masks(sources, paths[0])
+        return _file_masks(sources, paths[0], values)
     if len(paths) != len(sources):
         raise DataError(f"{len(paths)} mask files for {len(sources)} dates; expected one for each, in the same order.")
-    return [_checked(path, 1) for path in paths]
+    return [_checked(path, 1, values) for path in paths]
 
 
-def _in_folder(folder: Path, source: DateSource) -> FileMask | OwnMask:
-    """Return the mask of a source: the file of its name, or of its date; the model's own where there is none."""
+def _in_folder(folder: Path, source: DateSource, values: tuple[int, ...]) -> FileMask:
+    """Return the mask of a source: the file of its name, or of its date."""
     files = sorted(file for file in folder.iterdir() if file.suffix.lower() in (".tif", ".tiff", ".jp2", ".vrt"))
     stem = Path(source.name).stem
     others = [file for file in files if file.name != Path(source.name).name]
@@ -356,12 +302,12 @@ def _in_folder(folder: Path, source: DateSource) -> FileMask | OwnMask:
         for ending in MASK_ENDINGS:
             bare = bare.removesuffix(ending)
         if bare == stem.lower():
-            return _checked(file, 1)
+            return _checked(file, 1, values)
     if source.date is not None:
         days = (f"{source.date:%Y-%m-%d}", f"{source.date:%Y%m%d}", f"{source.date:%Y_%m_%d}")
         dated = [file for file in others if any(day in file.stem for day in days)]
         if len(dated) == 1:
-            return _checked(dated[0], 1)
+            return _checked(dated[0], 1, values)
         if len(dated) > 1:
             names = ", ".join(file.name for file in dated[:4])
             raise DataError(f"{folder} holds {len(dated)} masks for {source.name} ({names}); expected one. Name it.")
@@ -371,16 +317,17 @@ def _in_folder(folder: Path, source: DateSource) -> FileMask | OwnMask:
     )
 
 
-def _checked(path: Path, index: int) -> FileMask:
-    """Return the mask in a file after checking its values."""
+def _checked(path: Path, index: int, chosen: tuple[int, ...]) -> FileMask:
+    """Return the mask in a file after checking its values. chosen: those that the user counts as cloud."""
     with reading(str(path)):
         dataset = opened(str(path))
         grid = grid_of(dataset)
         if not 1 <= index <= dataset.count:
             raise DataError(f"the mask {path.name} has {dataset.count} bands; expected a band {index}.")
-        words = re.split(r"[^a-z0-9]+", path.stem.lower())
-        if "scl" in words or "scl" in (dataset.descriptions[index - 1] or "").lower():
-            return FileMask(BandFile(str(path), index), SCL_CLOUD)
+        if chosen:
+            return FileMask(BandFile(str(path), index), values=chosen)
+        if (kind := kind_in(path.stem) or kind_in(dataset.descriptions[index - 1] or "")) is not None:
+            return FileMask(BandFile(str(path), index), parse_quality(kind))
         values: set[float] = set()
         for window in sample_windows(grid.height, grid.width):
             part = read_band(BandFile(str(path), index), window, grid=grid, coding=OUTSIDE, categories=True)
@@ -388,8 +335,8 @@ def _checked(path: Path, index: int) -> FileMask:
     if not (values <= {0, 1} or values <= {0, 255} or values <= {0, 1, 255}):
         shown = ", ".join(f"{value:g}" for value in sorted(values)[:8])
         raise DataError(
-            f"the mask {path.name} holds the values {shown}; expected 0 = clear and 1 or 255 = cloud. A scene "
-            "classification must have SCL as a word of its name (2022-03-10_SCL.tif); turn other classes or "
-            "probabilities into a mask first."
+            f"the mask {path.name} holds the values {shown}; expected 0 = clear and 1 or 255 = cloud. Name the values "
+            "that count as cloud (--mask-values 2,4). A file with SCL, Fmask, QA_PIXEL or QA60 as a word of its name "
+            "(2022-03-10_SCL.tif) is read as such; turn probabilities into a mask first."
         )
     return FileMask(BandFile(str(path), index))

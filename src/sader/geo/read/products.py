@@ -17,15 +17,11 @@ from numpy.typing import NDArray
 
 from sader.errors import DataError
 from sader.geo.grid import Grid
+from sader.geo.read.quality import LAYOUTS, parse_quality
 from sader.geo.read.raster import BandFile, grid_of, largest_block, opened, read_band, reading, shown
 from sader.geo.stack import DateSource
 from sader.inference.tiling import Window
 from sader.inference.values import REFLECTANCE, ValueCoding, decode_array
-
-CLASSES = ValueCoding("uint8", 1.0, 0.0, 0.0)
-"""Of a scene classification: 0 = no data."""
-SCL_CLOUD = (3, 8, 9, 10)
-"""Shadow, cloud of medium and of high probability, thin cirrus: what is masked unless other classes are named."""
 
 
 @dataclass(frozen=True)
@@ -44,7 +40,9 @@ class ProductSource(DateSource):
     band_codings: tuple[ValueCoding, ...]
     """In the order of `bands`; the offset may differ from band to band."""
     classes: BandFile | None = None
-    """Scene classification with the classes of Sen2Cor."""
+    """Its classification or quality band."""
+    kind: str = "scl"
+    """What the numbers of `classes` mean (`sader.geo.read.quality`)."""
     reason: str = ""
     """What decided the offset."""
     href: str = ""
@@ -62,16 +60,16 @@ class ProductSource(DateSource):
     def block_shape(self, bands: Sequence[str], grid: Grid) -> tuple[int, int] | None:
         return largest_block([self.files[self.position(band)] for band in bands], grid)
 
-    def read_classes(self, window: Window, *, grid: Grid) -> NDArray[np.uint8] | None:
-        """Return the scene classification (h, w), 0 where there is none; None where the product has no such file."""
-        if self.classes is None:
+    def read_classes(self, window: Window, *, grid: Grid, kind: str = "scl") -> NDArray[Any] | None:
+        """Return the classification (h, w), its nodata value outside; None where the product has none of the kind."""
+        if self.classes is None or kind != self.kind:
             return None
-        return read_band(self.classes, window, grid=grid, coding=CLASSES, categories=True).astype(np.uint8)
+        return read_band(self.classes, window, grid=grid, coding=LAYOUTS[kind].coding, categories=True)
 
     def read_mask(self, window: Window, *, grid: Grid) -> NDArray[np.bool_] | None:
-        """Return the cloud and shadow pixels (h, w) of the scene classification; None without one."""
-        classes = self.read_classes(window, grid=grid)
-        return None if classes is None else np.isin(classes, SCL_CLOUD)
+        """Return the cloud and shadow pixels (h, w) of the classification; None without one."""
+        classes = self.read_classes(window, grid=grid, kind=self.kind)
+        return None if classes is None else parse_quality(self.kind).mask(classes, unknown=False)
 
     @property
     def paths(self) -> tuple[str, ...]:
@@ -139,14 +137,14 @@ class MosaicSource(DateSource):
     def origins(self) -> tuple[tuple[str, str], ...]:
         return tuple(origin for source in self.sources for origin in source.origins)
 
-    def read_classes(self, window: Window, *, grid: Grid) -> NDArray[np.uint8] | None:
-        """Return the scene classification (h, w) from the tile the pixel comes from; None unless every tile has one."""
-        out: NDArray[np.uint8] | None = None
+    def read_classes(self, window: Window, *, grid: Grid, kind: str = "scl") -> NDArray[Any] | None:
+        """Return the classification (h, w) from the tile the pixel comes from; None unless every tile has one."""
+        out: NDArray[Any] | None = None
         for source in self.sources:
-            part = source.read_classes(window, grid=grid)
+            part = source.read_classes(window, grid=grid, kind=kind)
             if part is None:
                 return None
-            out = part if out is None else np.where(out == 0, part, out)
+            out = part if out is None else np.where(out == LAYOUTS[kind].coding.nodata, part, out)
         return out
 
     def read_mask(self, window: Window, *, grid: Grid) -> NDArray[np.bool_] | None:
@@ -171,6 +169,7 @@ def product_source(
     codings: Sequence[ValueCoding],
     *,
     classes: BandFile | None = None,
+    kind: str = "scl",
     reason: str = "",
     href: str = "",
     grids: Sequence[Grid | None] = (),
@@ -201,6 +200,7 @@ def product_source(
         files=tuple(files),
         band_codings=tuple(codings),
         classes=classes,
+        kind=kind,
         reason=reason,
         href=href,
     )

@@ -29,6 +29,7 @@ from sader.bands import canonical
 from sader.errors import DataError, ShapeError, require
 from sader.files import write_error
 from sader.geo.grid import Affine6, Grid
+from sader.geo.read.quality import LAYOUTS, kind_in
 from sader.geo.stack import DateSource
 from sader.inference.tiling import Window
 from sader.inference.values import ValueCoding
@@ -70,6 +71,13 @@ class GeoTiffSource(DateSource):
             indexes = [file.index for file in chosen]
             return read_bands(chosen[0].path, indexes, window, grid=grid, coding=self.coding)
         return np.stack([read_band(file, window, grid=grid, coding=self.coding) for file in chosen])
+
+    def read_classes(self, window: Window, *, grid: Grid, kind: str = "scl") -> NDArray[Any] | None:
+        """Return the band (h, w) that has the name of a kind, such as SCL or QA60; None where the file has none."""
+        found = [file for band, file in zip(self.bands, self.files, strict=True) if kind_in(band) == kind]
+        if not found:
+            return None
+        return read_band(found[0], window, grid=grid, coding=LAYOUTS[kind].coding, categories=True)
 
     def block_shape(self, bands: Sequence[str], grid: Grid) -> tuple[int, int] | None:
         return largest_block([self.files[self.position(band)] for band in bands], grid)
