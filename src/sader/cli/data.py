@@ -67,6 +67,7 @@ def pack(
             options = ReadOptions(lists=lists, partial=partial, coverage=coverage, draws=draws)
             drawn = training_sampler(dataset, sampler) if part == "train" and dataset in DATASETS else sampler
             series = open_dataset(sources[0], dataset=dataset, split=part, sampler=drawn, options=options)
+            series.check()
             packed |= pack_dataset(series, out, bands=chosen, step=step, progress=show)
     else:
         packed = pack_sources(
@@ -85,7 +86,7 @@ def list_datasets() -> None:
 
     for name, kind in DATASETS.items():
         typer.echo(f"{name}: {kind.about}")
-        typer.echo(f"  splits {', '.join(kind.splits)}; published protocol {kind.protocol}")
+        typer.echo(f"  splits {', '.join(kind.splits)}; published protocol {kind.protocol}; download: {kind.source}")
         for sampler, meaning in kind.samplers.items():
             typer.echo(f"  sampler {sampler}: {meaning}")
 

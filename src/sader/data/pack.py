@@ -20,6 +20,7 @@ from typing import Any
 
 import numpy as np
 
+from sader.bands import canonical
 from sader.data.batch import CLEAR, UNKNOWN
 from sader.data.public.dataset import PublicDataset
 from sader.data.public.images import check_counts, read_counts
@@ -38,19 +39,7 @@ MOST_MASKED = 0.05
 """Masked share of a date above which its unmasked pixels are labelled unknown, not clear."""
 VALIDATION_STRIP, GAP = 300, 32
 """Columns at the east of a dated scene kept for validation, and unused columns between the two parts."""
-_COMMON_NAMES = {
-    "blue": "B02", "green": "B03", "red": "B04", "nir": "B08", "nir08": "B8A", "swir16": "B11", "swir22": "B12",
-}  # fmt: skip
 _DATE = re.compile(r"(20\d\d)-?([01]\d)-?([0-3]\d)")
-
-
-def band_name(description: str | None) -> str:
-    """Return a description such as "b2", "B02 (blue)" or "nir" as a Sentinel-2 band name, or "" if it is none."""
-    word = (description or "").strip().split(" ")[0].lower()
-    found = re.fullmatch(r"b0?(\d{1,2}|8a)", word)
-    if found:
-        return f"B{found.group(1).upper().zfill(2)}"
-    return _COMMON_NAMES.get(word, "")
 
 
 def read_dn(
@@ -66,7 +55,7 @@ def read_dn(
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", rasterio.errors.NotGeoreferencedWarning)
             with rasterio.open(path) as file:
-                names = [band_name(text) for text in file.descriptions]
+                names = [canonical(text or "") or "" for text in file.descriptions]
                 if assume is not None and not any(names):
                     names = list(assume)[: file.count]
                 wanted = list(bands) if bands is not None else [name for name in names if name]

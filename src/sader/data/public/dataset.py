@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, overload
 import numpy as np
 
 from sader.data.batch import CLEAR, UNKNOWN, keyed_generator
+from sader.data.public.images import check_files, check_order
 from sader.data.public.splits import SplitList
 from sader.data.shards import SeriesRecord
 from sader.errors import BandError, ConfigError, DataError, did_you_mean
@@ -101,6 +102,15 @@ class Entry:
     facts: Mapping[str, Any] = field(default_factory=dict)
     number: int = 0
     """Its index in the split, also within a subset; random choices depend on it alone."""
+
+    @property
+    def files(self) -> Iterator[Path]:
+        """Every image file of the series."""
+        yield from self.inputs
+        if self.target is not None:
+            yield self.target
+        for paths in self.more.values():
+            yield from (path for path in paths if path.suffix != ".npy")
 
 
 @dataclass(frozen=True, eq=False)
@@ -273,6 +283,12 @@ class PublicDataset(Sequence[PublicSeries]):
             picks = keyed_generator(seed, self.entries[members[0]].number, len(members)).permutation(len(members))
             kept += [members[k] for k in picks[:per_group]]
         return self.subset(sorted(kept))
+
+    def check(self, *, samples: int = 8) -> None:
+        """Raise for damaged files and, from some clear images, for bands in another order; before a training."""
+        check_files(path for entry in self.entries for path in entry.files)
+        chosen = range(0, len(self), max(1, len(self) // samples))[:samples]
+        check_order([self[index].clear for index in chosen], self.bands, self.root)
 
     def records(self, bands: Sequence[str] | None = None) -> Iterator[SeriesRecord]:
         """Yield the series as records for training shards."""

@@ -11,12 +11,17 @@ import os
 import re
 import warnings
 from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from sader.bands import canonical
 from sader.errors import BandError, DataError, ShapeError, ValueRangeError, require
+
+MOST_BANDS = 16
+"""A TIFF of one band and at most this width has one page per row, bands last."""
 
 
 def natural_key(name: str) -> tuple[tuple[int, int, str], ...]:
@@ -36,7 +41,7 @@ def read_counts(path: Path, bands: Sequence[str], *, centre: int | None = None) 
     Not observed: not finite, the file's nodata, or 0 in every band; there the counts are 0. `centre` crops to
     that many pixels a side. A channel-last TIFF with one page per row is supported.
     """
-    values, nodata = _tiff(path, len(bands), None, centre)
+    values, nodata = _tiff(path, bands, None, centre)
     if values.shape[0] != len(bands):
         raise BandError(
             f"{path} has {values.shape[0]} bands; expected {len(bands)}: {', '.join(bands)}. "
@@ -52,15 +57,28 @@ def read_counts(path: Path, bands: Sequence[str], *, centre: int | None = None) 
 
 def read_bands(path: Path, numbers: Sequence[int], *, centre: int | None = None) -> np.ndarray:
     """Return some bands (C, H, W) of a GeoTIFF by number, from 1, as float32 with NaN kept: masks, radar."""
-    return _tiff(path, 0, numbers, centre)[0].astype(np.float32)
+    return _tiff(path, None, numbers, centre)[0].astype(np.float32)
 
 
-def _tiff(path: Path, bands: int, numbers: Sequence[int] | None, centre: int | None) -> tuple[np.ndarray, float | None]:
+def _check_names(path: Path, descriptions: Sequence[str | None], bands: Sequence[str]) -> None:
+    """Raise for a file whose band names are those of `bands` in another order; other descriptions are ignored."""
+    found = [canonical(text or "") for text in descriptions]
+    if found != list(bands) and set(found) == set(bands):
+        order = ", ".join(map(str, found))
+        raise BandError(f"{path} has bands {order}; expected the order {', '.join(bands)}. Use the files as published.")
+
+
+def _tiff(
+    path: Path, names: Sequence[str] | None, numbers: Sequence[int] | None, centre: int | None
+) -> tuple[np.ndarray, float | None]:
+    bands = len(names or ())
     rasterio = require("rasterio", extra="geo", purpose="reading GeoTIFF")
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", rasterio.errors.NotGeoreferencedWarning)
             with rasterio.open(path) as file:
+                if names is not None:
+                    _check_names(path, file.descriptions, names)
                 if file.count == 1 and file.width == bands > 1:
                     return _pages(path), None
                 if numbers is not None and max(numbers) > file.count:
@@ -143,6 +161,76 @@ def read_mask(path: Path) -> np.ndarray:
     if values.ndim != 2:
         raise ShapeError(f"{path} is {values.shape}; expected a mask (H, W). Remove it or make it again.")
     return values > 0
+
+
+def check_files(paths: Iterable[Path]) -> None:
+    """Raise for files that are missing, cut short or no image, with the first of them; pixels are not decoded."""
+    every = sorted(set(paths))
+    with warnings.catch_warnings(), ThreadPoolExecutor(8) as pool:
+        warnings.filterwarnings("ignore", message="Dataset has no geotransform")
+        damaged = [(path, why) for path, why in zip(every, pool.map(_damage, every), strict=True) if why]
+    if damaged:
+        shown = "; ".join(f"{path}: {why}" for path, why in damaged[:5])
+        raise DataError(f"{len(damaged)} of {len(every)} files cannot be read: {shown}. Copy them again.")
+
+
+def _damage(path: Path) -> str | None:
+    """Return why a GeoTIFF, PNG or JPEG cannot be read; None if its parts are all in the file."""
+    size = path.stat().st_size if path.is_file() else 0
+    if size == 0:
+        return "the file is empty" if path.exists() else "the file does not exist"
+    if path.suffix.lower() in (".tif", ".tiff"):
+        rasterio = require("rasterio", extra="geo", purpose="reading GeoTIFF")
+        try:
+            with rasterio.open(path) as file:
+                ends = [_last_byte(file, band) for band in (1, file.count)]
+                in_pages = file.count == 1 and file.width <= MOST_BANDS
+            if in_pages:
+                _pages(path)
+        except (rasterio.errors.RasterioError, OSError, ValueError) as error:
+            return _reason(path, error)
+        return f"it ends after {size} of {max(ends)} bytes" if max(ends) > size else None
+    from PIL import Image, UnidentifiedImageError
+
+    try:
+        with Image.open(path) as image:
+            image.load()
+    except (OSError, UnidentifiedImageError, SyntaxError) as error:
+        return _reason(path, error)
+    return None
+
+
+def _last_byte(file: Any, band: int) -> int:
+    """Return the end of the last block of a band in the file."""
+    rows, columns = file.block_shapes[band - 1]
+    block = f"{-(-file.width // columns) - 1}_{-(-file.height // rows) - 1}"
+    found = [file.get_tag_item(f"BLOCK_{key}_{block}", "TIFF", bidx=band) for key in ("OFFSET", "SIZE")]
+    return sum(int(each) for each in found) if all(found) else 0
+
+
+def check_order(images: Sequence[np.ndarray], bands: Sequence[str], root: Path) -> None:
+    """Raise where clear images (C, H, W) contradict the order of `bands`.
+
+    The cirrus band is near 0 over clear land (at most a third of the median band in SEN12MS-CR), near infrared is the
+    brightest of four bands over most land. Images with equal bands decide nothing.
+    """
+    means = np.array([image.reshape(len(bands), -1).mean(1) for image in images])
+    means = means[means.std(1) > 0.02 * means.mean(1)]
+    found = ""
+    if "B10" in bands and len(means):
+        cirrus = list(bands).index("B10")
+        share = means[:, cirrus] / np.median(means, axis=1)
+        if np.median(share) > 0.5:
+            found = f"band {cirrus + 1} has {np.median(share):.2f} of the median brightness; expected cirrus, near 0"
+    elif "B08" in bands and len(means) >= 4:
+        count = np.bincount(means.argmax(1), minlength=len(bands))
+        brightest = int(count.argmax())
+        if bands[brightest] != "B08" and count[brightest] >= 0.75 * len(means):
+            found = f"band {brightest + 1} is the brightest; expected near infrared as band {bands.index('B08') + 1}"
+    if found:
+        raise BandError(
+            f"the clear images in {root} are not in the order {', '.join(bands)}: {found}. Use the files as published."
+        )
 
 
 def same_size(paths: Sequence[Path], images: Sequence[np.ndarray]) -> None:

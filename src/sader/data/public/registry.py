@@ -35,6 +35,10 @@ class DatasetKind:
     protocol: str
     """The protocol of its published figures."""
     about: str
+    source: str
+    """Where it can be downloaded."""
+    sign: str = ""
+    """A file or folder that only this layout has."""
 
 
 _MTC = "mtc_stretch"
@@ -43,37 +47,45 @@ DATASETS: dict[str, DatasetKind] = {
     "sen2_mtc_new": DatasetKind(
         sen2_mtc.open_new, sen2_mtc.NEW_SPLITS, sen2_mtc.NEW_SAMPLERS, sen2_mtc.BANDS, _MTC,
         "Sen2_MTC_New (CTGAN): 3 cloudy dates, R G B NIR, 34 / 5 / 10 tiles",
+        "CTGAN.zip, linked at https://github.com/come880412/CTGAN", "Sen2_MTC",
     ),
     "sen2_mtc_old": DatasetKind(
         sen2_mtc.open_old, sen2_mtc.OLD_SPLITS, sen2_mtc.OLD_SAMPLERS, sen2_mtc.BANDS[:3], _PLAIN,
         "Sen2_MTC_Old (STGAN multipleImage): 3 cloudy dates, 8-bit R G B with infrared, no official split",
+        "https://doi.org/10.7910/DVN/BSETKZ", "multipleImage",
     ),
     "sen12mscr": DatasetKind(
         sen12mscr.open_sen12mscr, sen12mscr.SPLITS, sen12mscr.SAMPLERS, BANDS_13, _PLAIN,
         "SEN12MS-CR: 1 cloudy date, 13 bands, Sentinel-1, 155 / 10 / 10 regions",
+        "https://mediatum.ub.tum.de/1554803", "ROIs*/s2_cloudy_*",
     ),
     **{
         name: DatasetKind(
             sen12mscrts.open_sen12mscrts, sen12mscrts.SPLITS, sen12mscrts.SAMPLERS, BANDS_13, _PLAIN,
             f"SEN12MS-CR-TS, {region}: 30 dates, 13 bands, Sentinel-1"
             + ("; test is ROIs1868/73 alone, as published" if name.endswith("_published") else ""),
+            "https://mediatum.ub.tum.de/1639953 (train) and https://mediatum.ub.tum.de/1659251 (test)", "ROIs*/*/S2",
         )
         for name, region in sen12mscrts.REGIONS.items()
     },
     **{
-        name: DatasetKind(rice.open_rice, rice.SPLITS, rice.SAMPLERS, rice.BANDS, _PLAIN, f"{name.upper()}: {what}")
+        name: DatasetKind(
+            rice.open_rice, rice.SPLITS, rice.SAMPLERS, rice.BANDS, _PLAIN, f"{name.upper()}: {what}",
+            "https://github.com/BUPTLdy/RICE_DATASET",
+        )
         for name, what in (("rice1", "thin cloud, 8-bit R G B"), ("rice2", "thick cloud, 8-bit R G B, masks"))
     },
     **{
         name: DatasetKind(
             cuhk_cr.open_cuhk_cr, cuhk_cr.SPLITS, cuhk_cr.SAMPLERS, cuhk_cr.BANDS, _PLAIN,
-            f"{what}, 8-bit R G B NIR",
+            f"{what}, 8-bit R G B NIR", "https://github.com/littlebeen/DDPM-Enhancement-for-Cloud-Removal",
         )
         for name, what in (("cuhk_cr1", "CUHK-CR1: thin cloud"), ("cuhk_cr2", "CUHK-CR2: thick cloud"))
     },
     "allclear": DatasetKind(
         allclear.open_allclear, allclear.SPLITS, allclear.SAMPLERS, BANDS_13, _PLAIN,
-        "AllClear: 3 or 12 dates, 13 bands, cloud and shadow masks",
+        "AllClear: 3 or 12 dates, 13 bands, cloud and shadow masks", "https://github.com/Zhou-Hangyu/allclear",
+        "metadata/datasets",
     ),
 }  # fmt: skip
 """Every supported dataset, by name."""
@@ -114,7 +126,10 @@ def open_dataset(
         )
     if not root.is_dir():
         found = "is a file" if root.exists() else "does not exist"
-        raise DataError(f"{root} {found}; expected the folder of {name}. Check the path.")
+        raise DataError(
+            f"{root} {found}; expected the folder of {name}. Check the path, or download it: {kind.source}."
+        )
+    _check_layout(root, name)
     return kind.open(root, Request(name, split, sampler, protocol, options))
 
 
@@ -137,19 +152,32 @@ def _parse(name_or_path: str | Path, dataset: str | None) -> tuple[str, Path]:
     return recognise(Path(text)), Path(text)
 
 
+def _check_layout(root: Path, name: str) -> None:
+    """Raise where `root` has the layout of another dataset, or a folder in it has the wanted one."""
+    sign = DATASETS[name].sign
+    if not sign or _has(root, sign):
+        return
+    inside = next((child for child in sorted(root.iterdir()) if child.is_dir() and _has(child, sign)), None)
+    if inside is not None:
+        raise DataError(f"{root} holds no {sign}, but {inside} does; expected the folder of {name}. Give {inside}.")
+    other = next((key for key, kind in DATASETS.items() if kind.sign and _has(root, kind.sign)), None)
+    if other is not None:
+        raise DataError(
+            f"{root} has the layout of {other} ({DATASETS[other].sign}); expected that of {name} ({sign}). "
+            f"Use {other}, or download {name}: {DATASETS[name].source}."
+        )
+
+
+def _has(root: Path, sign: str) -> bool:
+    return next(root.glob(sign), None) is not None
+
+
 def recognise(root: Path) -> str:
     """Return the name of the dataset whose layout `root` has; SEN12MS-CR-TS with all its regions."""
     if not root.is_dir():
         raise DataError(f"{root} is no folder; expected that of a dataset. Check the path.")
-    signs = {
-        "sen2_mtc_new": "Sen2_MTC",
-        "sen2_mtc_old": "multipleImage",
-        "sen12mscr": "ROIs*_s2_cloudy",
-        "sen12mscrts": "ROIs*/*/S2",
-        "allclear": "metadata/datasets",
-    }
-    for name, pattern in signs.items():
-        if next(root.glob(pattern), None) is not None:
+    for name, kind in DATASETS.items():
+        if kind.sign and _has(root, kind.sign):
             return name
     raise DataError(
         f"{root} has the layout of no known dataset for certain. Name it: dataset=NAME (--dataset), one of "

@@ -273,7 +273,9 @@ def find_settings(request: ReproduceRequest, tables: Sequence[Table], *, needs_d
         if needs_data and table.rows and not any(dataset in found for dataset in table.rows):
             names = " or ".join(f"--data {dataset}:FOLDER" for dataset in table.rows)
             given = f"got {', '.join(found)}" if found else "no data given"
-            raise DataError(f"{given}, but {table.name} needs {' or '.join(table.rows)}. Use {names}, or --tiny.")
+            sources = "; ".join(f"{dataset}: {DATASETS[dataset].source}" for dataset in table.rows)
+            needed = " or ".join(table.rows)
+            raise DataError(f"{given}, but {table.name} needs {needed} ({sources}). Use {names}, or --tiny.")
     return {
         name: found.get(name, Setting(request, name)) for name in wanted if name in found or not (needs_data or found)
     }

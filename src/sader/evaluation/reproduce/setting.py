@@ -179,10 +179,10 @@ def scored_items(setting: Setting, task: str) -> tuple[Sequence[Item], str, dict
 def check_data(setting: Setting) -> None:
     """Raise for data that cannot be used, before anything is trained."""
     if setting.dataset != HERE:
-        training_set(setting)[0]  # reads one image of each split
+        training_set(setting).check()
         dataset = open_data(setting.scored).dataset
         assert dataset is not None
-        dataset[0]
+        dataset.check()
         return
     if not setting.shards or not setting.validation:
         missing = "--data" if not setting.shards else "--validation"
