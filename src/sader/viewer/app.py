@@ -4,7 +4,7 @@
 
 import json
 import sys
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -16,25 +16,27 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.responses import FileResponse, JSONResponse
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
+from starlette.staticfiles import StaticFiles
 
 from sader._version import __version__
 from sader.errors import SaderError
 from sader.viewer import ogc
 from sader.viewer.problems import NoSuchProcessError, problem, status_of
 from sader.viewer.schema import Execute, JobName, NewScene, Reading, Square, Token
-from sader.viewer.security.guard import COOKIE, SESSION_S, TOO_MANY_TOKENS, Guard, Sessions, client_address
+from sader.viewer.security.guard import (
+    COOKIE,
+    PROBLEM,
+    SESSION_S,
+    TOO_MANY_TOKENS,
+    Guard,
+    Sessions,
+    client_address,
+    refused,
+)
 from sader.viewer.service import Service
 from sader.viewer.settings import ServeSettings
 
 STATIC = Path(__file__).parent / "static"
-STATIC_FILES = {
-    "app.js": "text/javascript",
-    "map.js": "text/javascript",
-    "background.js": "text/javascript",
-    "style.css": "text/css",
-    "icon.svg": "image/svg+xml",
-}
-PROBLEM = "application/problem+json"
 _SCHEMA = {
     "type": "object",
     "properties": {
@@ -98,26 +100,21 @@ def _add_errors(app: FastAPI) -> None:
         text = f"{where or 'the request'}: {first['msg']}."
         # An id of another form names no resource.
         status, title = (404, "NotFoundError") if first["loc"][0] == "path" else (400, "RequestError")
-        return _problem(status, title, text)
+        return refused(status, text, title)
 
     @app.exception_handler(HTTPException)
     def plain(request: Request, error: HTTPException) -> JSONResponse:
-        return _problem(error.status_code, "HTTP error", str(error.detail), error.headers)
+        return refused(error.status_code, str(error.detail), "HTTP error", error.headers)
 
     @app.exception_handler(ClientDisconnect)
     def disconnected(request: Request, error: ClientDisconnect) -> JSONResponse:
-        return _problem(400, "Disconnected", "the connection was closed before the request was complete.")
+        return refused(400, "the connection was closed before the request was complete.", "Disconnected")
 
     @app.exception_handler(Exception)
     def unexpected(request: Request, error: Exception) -> JSONResponse:
         # As ASCII literals: a path may contain control characters of the terminal.
         print(f"{request.method} {request.url.path!a}: {type(error).__name__}: {error!a}", file=sys.stderr)
         return JSONResponse(problem(error), 500, media_type=PROBLEM)
-
-
-def _problem(status: int, title: str, text: str, headers: Mapping[str, str] | None = None) -> JSONResponse:
-    content = {"type": "about:blank", "title": title, "status": status, "detail": text}
-    return JSONResponse(content, status, headers, media_type=PROBLEM)
 
 
 def _base(request: Request) -> str:
@@ -165,7 +162,7 @@ def _add_ogc(app: FastAPI, service: Service) -> None:
         job = service.runner.wait(job.id, service.settings.limits.sync_s)
         if not job.ended:
             text = f"the job takes longer than a synchronous call may; its status is at {base}/jobs/{job.id}."
-            return _problem(504, "Timeout", text)
+            return refused(504, text, "Timeout")
         return _results(service, job.id, base, raw=body.response == "raw")
 
     @app.get("/jobs", tags=["jobs"])
@@ -233,11 +230,7 @@ def _file(service: Service, name: str, output: str, base: str) -> Response:
 
 
 def _add_page(app: FastAPI, service: Service, sessions: Sessions) -> None:
-    @app.get("/static/{name}", include_in_schema=False)
-    def static(name: str) -> Response:
-        if name not in STATIC_FILES:
-            raise HTTPException(404, "no such file")
-        return FileResponse(STATIC / name, media_type=STATIC_FILES[name], headers={"Cache-Control": "no-cache"})
+    app.mount("/static", StaticFiles(directory=STATIC))
 
     @app.get("/session", tags=["page"])
     def session(request: Request) -> dict[str, bool]:
@@ -250,9 +243,9 @@ def _add_page(app: FastAPI, service: Service, sessions: Sessions) -> None:
         """Exchange the token for a session cookie."""
         accepted = not sessions.needed or sessions.accepts(given.token, client_address(request.scope))
         if accepted is None:
-            return _problem(429, "Refused", TOO_MANY_TOKENS, {"Retry-After": "5"})
+            return refused(429, TOO_MANY_TOKENS)
         if not accepted:
-            return _problem(401, "Refused", "the token is not this server's.", {"WWW-Authenticate": "Bearer"})
+            return refused(401, "the token is not this server's.")
         answer = JSONResponse({"needed": sessions.needed, "open": True})
         if sessions.needed:
             secure = request.url.scheme == "https"

@@ -129,10 +129,9 @@ class Service:
         found = self._read("describe", self._of(scene))
         return {"id": scene.id, "kind": scene.kind, "title": scene.title, "reading": scene.reading, **found}
 
-    def clouds(self, scene: Scene) -> list[float]:
+    def clouds(self, scene: Scene) -> Any:
         """Return the hidden share of each date."""
-        shares: list[float] = self.finder.call("clouds", self._of(scene), timeout_s=self.settings.limits.read_s)[0]
-        return shares
+        return self.finder.call("clouds", self._of(scene), timeout_s=self.settings.limits.read_s)[0]
 
     def picture(self, scene: Scene, layer: str, square: Square) -> bytes:
         """Return one square of a layer as PNG."""
@@ -143,16 +142,13 @@ class Service:
         timeout = self.settings.limits.read_s
         return worker.call("picture", {**self._of(scene), **drawn}, timeout_s=timeout, low_priority=True)[1]
 
-    def values(self, scene: Scene, job: str | None, column: int, row: int) -> dict[str, Any]:
+    def values(self, scene: Scene, job: str | None, column: int, row: int) -> Any:
         """Return the values at one pixel."""
-        place = {"job": self._job_place(job), "column": column, "row": row}
-        found: dict[str, Any] = self._read("values", {**self._of(scene), **place})
-        return found
+        return self._read("values", {**self._of(scene), "job": self._job_place(job), "column": column, "row": row})
 
-    def mercator(self, scene: Scene) -> dict[str, Any]:
+    def mercator(self, scene: Scene) -> Any:
         """Return the transform from Web Mercator to the pixels of a scene."""
-        found: dict[str, Any] = self._read("mercator", self._of(scene))
-        return found
+        return self._read("mercator", self._of(scene))
 
     def finish_upload(self, upload: Upload) -> None:
         """Keep a complete upload whose header is accepted. STAC items are checked later, together with their files."""

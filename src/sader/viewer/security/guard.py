@@ -10,22 +10,23 @@ from __future__ import annotations
 import asyncio
 import hmac
 import ipaddress
-import json
 import re
 import secrets
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Awaitable, Callable, MutableMapping
+from collections.abc import Mapping
 from typing import Any
+
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.exceptions import HTTPException
+from starlette.requests import HTTPConnection
+from starlette.responses import JSONResponse
+from starlette.types import Message, Receive, Scope, Send
 
 from sader.viewer.settings import ServeSettings, is_loopback
 
-Scope = MutableMapping[str, Any]
-Message = MutableMapping[str, Any]
-Receive = Callable[[], Awaitable[Message]]
-Send = Callable[[Message], Awaitable[None]]
-
+PROBLEM = "application/problem+json"
 _HOST = re.compile(r"(?:\[(?P<six>[0-9a-f:.]+)\]|(?P<name>[a-z0-9._-]+))(?::\d{1,5})?")
 COOKIE = "sader_session"
 SESSION_S = 12 * 3600
@@ -41,14 +42,19 @@ CSP = (
     f"default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' {TILE_HOST}; connect-src 'self'; "
     "font-src 'self'; form-action 'none'; frame-ancestors 'none'; base-uri 'none'"
 )
-HEADERS = (
-    (b"content-security-policy", CSP.encode()),
-    (b"x-content-type-options", b"nosniff"),
-    (b"x-frame-options", b"DENY"),
-    (b"referrer-policy", b"no-referrer"),
-    (b"cross-origin-resource-policy", b"same-origin"),
-    (b"cross-origin-opener-policy", b"same-origin"),
-)
+HEADERS = {
+    "content-security-policy": CSP,
+    "x-content-type-options": "nosniff",
+    "x-frame-options": "DENY",
+    "referrer-policy": "no-referrer",
+    "cross-origin-resource-policy": "same-origin",
+    "cross-origin-opener-policy": "same-origin",
+    "cache-control": "no-store",
+}
+"""Of every response that does not set them."""
+ONCE = ("host", "origin", "authorization", "content-length")
+"""Headers that a request may have once only."""
+MORE_HEADERS = {401: {"WWW-Authenticate": "Bearer"}, 429: {"Retry-After": "5"}}
 
 
 class Sessions:
@@ -115,33 +121,30 @@ class Guard:
 
         async def send_with_headers(message: Message) -> None:
             if message["type"] == "http.response.start":
-                present = {name.lower() for name, _ in message.get("headers", [])}
-                extra = [(name, value) for name, value in HEADERS if name not in present]
-                if b"cache-control" not in present:
-                    extra.append((b"cache-control", b"no-store"))
-                message = {**message, "headers": [*message.get("headers", []), *extra]}
+                headers = MutableHeaders(scope=message)
+                for name, value in HEADERS.items():
+                    headers.setdefault(name, value)
             await send(message)
 
-        headers: dict[str, str] = {}
-        for raw, value in scope["headers"]:
-            name = raw.decode("latin-1").lower()
-            if name in ("host", "origin", "authorization", "content-length") and name in headers:
-                await _refuse(send_with_headers, 400, f"the header {name} was sent twice; expected it once.")
-                return
-            headers[name] = value.decode("latin-1")
-        refusal = self._refusal(scope, headers)
-        if refusal is not None:
-            await _refuse(send_with_headers, *refusal)
-            return
         limits = self.settings.limits
-        upload = scope["method"] == "PUT" and "/files/" in scope["path"]
-        if not upload and _number(headers.get("content-length")) > limits.body_bytes:
-            await _refuse(send_with_headers, 413, _too_large(limits.body_bytes))
+        limit = None if scope["method"] == "PUT" and "/files/" in scope["path"] else limits.body_bytes
+        refusal = self._refusal(scope, Headers(scope=scope), limit)
+        if refusal is not None:
+            await refused(*refusal)(scope, receive, send_with_headers)
             return
-        body = _bounded(receive, None if upload else limits.body_bytes, limits.body_s)
-        await self.app(scope, body, send_with_headers)
+        await self.app(scope, _bounded(receive, limit, limits.body_s), send_with_headers)
 
-    def _refusal(self, scope: Scope, headers: dict[str, str]) -> tuple[int, str] | None:
+    def _refusal(self, scope: Scope, headers: Headers, limit: int | None) -> tuple[int, str] | None:
+        twice = [name for name in ONCE if len(headers.getlist(name)) > 1]
+        if twice:
+            return 400, f"the header {twice[0]} was sent twice; expected it once."
+        refusal = self._unknown_caller(scope, headers)
+        length = headers.get("content-length", "")
+        if refusal is None and limit is not None and length.isdecimal() and int(length) > limit:
+            return 413, _too_large(limit)
+        return refusal
+
+    def _unknown_caller(self, scope: Scope, headers: Headers) -> tuple[int, str] | None:
         host = headers.get("host", "")
         if not self._host_allowed(host):
             return 421, (
@@ -152,7 +155,7 @@ class Guard:
             return 403, "requests from pages of another site are not accepted."
         if not self.sessions.needed or _is_open(scope["path"]):
             return None
-        if self.sessions.is_open(_cookie(headers.get("cookie", ""))):
+        if self.sessions.is_open(HTTPConnection(scope).cookies.get(COOKIE, "")):
             return None
         scheme, _, token = headers.get("authorization", "").partition(" ")
         if scheme.lower() == "bearer":
@@ -179,7 +182,7 @@ class Guard:
         return True
 
     @staticmethod
-    def _origin_allowed(scope: Scope, headers: dict[str, str], host: str) -> bool:
+    def _origin_allowed(scope: Scope, headers: Headers, host: str) -> bool:
         if scope["method"] in ("GET", "HEAD"):
             return True
         origin = headers.get("origin")
@@ -190,6 +193,12 @@ class Guard:
 
 
 TOO_MANY_TOKENS = "too many wrong tokens came from this address; try again in a few seconds."
+
+
+def refused(status: int, text: str, title: str = "Refused", headers: Mapping[str, str] | None = None) -> JSONResponse:
+    """Return an error response that no exception of the package stands for."""
+    content = {"type": "about:blank", "title": title, "status": status, "detail": text}
+    return JSONResponse(content, status, headers or MORE_HEADERS.get(status), media_type=PROBLEM)
 
 
 def client_address(scope: Scope) -> str:
@@ -211,26 +220,12 @@ def _host_name(host: str) -> str:
     return (found["six"] or found["name"]) if found else ""
 
 
-def _cookie(header: str) -> str:
-    for part in header.split(";"):
-        name, _, value = part.strip().partition("=")
-        if name == COOKIE:
-            return value
-    return ""
-
-
-def _number(text: str | None) -> int:
-    return int(text) if text is not None and text.isdecimal() else 0
-
-
 def _too_large(limit: int) -> str:
     return f"the request has more than {limit} bytes."
 
 
 def _bounded(receive: Receive, limit: int | None, seconds: float) -> Receive:
     """Return `receive` with limits on the body: 413 above `limit` bytes, 408 where no data arrives for `seconds`."""
-    from starlette.exceptions import HTTPException
-
     received, complete = 0, False
 
     async def bounded() -> Message:
@@ -249,14 +244,3 @@ def _bounded(receive: Receive, limit: int | None, seconds: float) -> Receive:
         return message
 
     return bounded
-
-
-async def _refuse(send: Send, status: int, text: str) -> None:
-    body = json.dumps({"type": "about:blank", "title": "Refused", "status": status, "detail": text}).encode()
-    headers = [(b"content-type", b"application/problem+json"), (b"content-length", str(len(body)).encode())]
-    if status == 401:
-        headers.append((b"www-authenticate", b"Bearer"))
-    if status == 429:
-        headers.append((b"retry-after", b"5"))
-    await send({"type": "http.response.start", "status": status, "headers": headers})
-    await send({"type": "http.response.body", "body": body})
