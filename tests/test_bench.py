@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from sader.cli.bench import BenchRow, measure, print_table
+from sader.cli.tools import BenchRow, measure, print_table
 from sader.errors import ConfigError
 
 

@@ -1,12 +1,30 @@
-"""`sader export` and `sader bench`: parse, call one function, print."""
+"""`sader export`, and `sader bench`: seconds, rate and memory of one tile on this machine.
 
+All rows of a benchmark are timed in one process; the first run of each is not counted.
+"""
+
+from __future__ import annotations
+
+import importlib.util
 import json
+import platform
+import statistics
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from sader.cli.options import AsJson, Device
+from sader.errors import ConfigError, did_you_mean
+
+if TYPE_CHECKING:
+    import torch
+
+    from sader.inference.remover import CloudRemover
 
 app = typer.Typer()
 
@@ -48,13 +66,166 @@ def bench(
     as_json: AsJson = False,
 ) -> None:
     """Time this machine: tiles and megapixels per second and memory, for each backend and step count."""
-    from sader.cli.bench import measure, print_table
-
-    rows = measure(
-        model, steps=steps.split(","), size=size, dates=dates, runs=runs, device=device,
-        backends=None if backend is None else backend.split(","),
-    )  # fmt: skip
+    backends = None if backend is None else backend.split(",")
+    rows = measure(model, steps=steps.split(","), size=size, dates=dates, runs=runs, device=device, backends=backends)
     if as_json:
         print(json.dumps([row.as_dict() for row in rows], indent=2))
     else:
         print_table(rows)
+
+
+@dataclass(frozen=True)
+class BenchRow:
+    """One line of the table."""
+
+    model: str
+    device: str
+    backend: str
+    steps: str
+    size: int
+    dates: int
+    seconds: float
+    """Median of a tile."""
+    start_seconds: float
+    """Time of the first tile beyond that: exported graphs, compiled code, caches."""
+    memory_mb: float
+    """Peak memory so far: of the process on a CPU, allocated by PyTorch on a GPU."""
+
+    @property
+    def tiles_per_second(self) -> float:
+        return 1 / self.seconds
+
+    @property
+    def megapixels_per_second(self) -> float:
+        return self.size**2 / 1e6 / self.seconds
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the row as plain values."""
+        rates = {"tiles_per_second": self.tiles_per_second, "megapixels_per_second": self.megapixels_per_second}
+        return asdict(self) | rates
+
+
+def measure(
+    model: str | None = None,
+    *,
+    steps: Sequence[str] = ("1", "4"),
+    size: int = 256,
+    dates: int = 3,
+    runs: int = 5,
+    device: str | None = None,
+    backends: Sequence[str] | None = None,
+) -> list[BenchRow]:
+    """Return one row per backend and step count.
+
+    model: as for `sader remove`; None = the shipped one. backends: None = all that are installed and suit the device.
+    """
+    from sader.data.synthetic.scene import make_series
+    from sader.inference.onnx import load_any
+    from sader.inference.options import BACKENDS
+    from sader.inference.remover import DEFAULT_MODEL, CloudRemover
+
+    name = model or DEFAULT_MODEL
+    plain = CloudRemover(load_any(name), device=device)
+    chosen = list(backends) if backends is not None else _suitable(plain)
+    for one in chosen:
+        if one not in BACKENDS:
+            raise ConfigError(f"unknown backend {one!r}{did_you_mean(one, BACKENDS)}")
+    bands = len(plain.bands)
+    scene = make_series(0, size=(size, size), dates=dates)
+    cloudy = scene.cloudy.repeat(-(-bands // scene.cloudy.shape[1]), axis=1)[:, :bands]
+    rows = []
+    for backend in chosen:
+        remover = plain.with_options(backend=backend)
+        for count in steps:
+            seconds, start = _timed(remover, cloudy, count.strip(), runs)
+            rows.append(
+                BenchRow(
+                    model=name,
+                    device=describe_device(plain.device),
+                    backend=backend,
+                    steps=count.strip(),
+                    size=size,
+                    dates=dates,
+                    seconds=seconds,
+                    start_seconds=start,
+                    memory_mb=peak_memory(plain.device),
+                )
+            )
+    return rows
+
+
+def _suitable(remover: CloudRemover) -> list[str]:
+    from sader.method.diffusion import Denoiser
+
+    backends = ["torch"]
+    if isinstance(remover.model, Denoiser):
+        backends.append("accelerated")
+    installed = all(importlib.util.find_spec(name) is not None for name in ("onnx", "onnxruntime"))
+    if installed and remover.matches_dates and remover.device.type == "cpu":
+        backends.append("onnx")
+    return backends
+
+
+def _timed(remover: CloudRemover, cloudy: Any, steps: str, runs: int) -> tuple[float, float]:
+    """Return (median seconds of a tile, seconds that the first one took beyond that)."""
+
+    def run() -> None:
+        # Without masks, as `sader remove` for plain files: the longest computation.
+        reference = 0 if remover.finds_clouds else None
+        remover.predict(cloudy, reference=reference, steps=steps)
+        if remover.device.type == "cuda":
+            import torch
+
+            torch.cuda.synchronize(remover.device)
+
+    first = clocked(run)
+    seconds = statistics.median(clocked(run) for _ in range(runs))
+    return seconds, max(0.0, first - seconds)
+
+
+def clocked(call: Callable[[], Any]) -> float:
+    """Return the seconds that a call takes."""
+    started = time.perf_counter()
+    call()
+    return time.perf_counter() - started
+
+
+def peak_memory(device: torch.device) -> float:
+    """Return the most memory used so far in MB."""
+    import torch
+
+    if device.type == "cuda":
+        return torch.cuda.max_memory_allocated(device) / 1e6
+    import resource  # not on Windows
+
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak / 1e6 if sys.platform == "darwin" else peak / 1e3  # bytes there, kilobytes elsewhere
+
+
+def describe_device(device: torch.device) -> str:
+    """Return the GPU's name, or the processor with its number of threads."""
+    import torch
+
+    if device.type == "cuda":
+        return torch.cuda.get_device_name(device)
+    threads = torch.get_num_threads()
+    return f"{platform.machine()} CPU, {threads} thread{'' if threads == 1 else 's'}"
+
+
+def print_table(rows: Sequence[BenchRow]) -> None:
+    """Print the rows as one table."""
+    from rich import box
+    from rich.console import Console
+    from rich.table import Table
+
+    first = rows[0]
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    for heading in ("backend", "steps", "s / tile", "tiles / s", "Mpixel / s", "start s", "memory MB"):
+        table.add_column(heading, justify="left" if heading == "backend" else "right")
+    for row in rows:
+        rates = f"{row.seconds:.3f}", f"{row.tiles_per_second:.2f}", f"{row.megapixels_per_second:.3f}"
+        table.add_row(row.backend, row.steps, *rates, f"{row.start_seconds:.1f}", f"{row.memory_mb:.0f}")
+    console = Console()
+    title = f"{first.model} on {first.device}: tiles of {first.size} x {first.size} pixels, {first.dates} dates"
+    console.print(title, style="bold", highlight=False, soft_wrap=True)
+    console.print(table)

@@ -198,17 +198,22 @@ class MTCDN(nn.Module):
             else None
         )
         self.middle = self._block(channels, channels)
-        self.decoder = nn.ModuleList()
-        for level in reversed(range(levels)):
-            width = widths[level]
-            self.decoder.append(self._block(channels + width, width))
-            for _ in range(config.blocks[level] - 1):
-                self.decoder.append(self._block(width, width))
+        self.decoder = self._decoder_blocks(channels)
+        self.norm_out = group_norm(widths[0])
+        self.out = zero_init(nn.Conv2d(widths[0], bands * depth, 3, padding=1))
+
+    def _decoder_blocks(self, channels: int) -> nn.ModuleList:
+        """Return the blocks from the coarsest level to the finest; the first of a level gets the skip connection."""
+        blocks = nn.ModuleList()
+        for level in reversed(range(len(self.config.widths))):
+            width = self.config.widths[level]
+            blocks.append(self._block(channels + width, width))
+            for _ in range(self.config.blocks[level] - 1):
+                blocks.append(self._block(width, width))
             if level > 0:
-                self.decoder.append(self._block(width, width, "up"))
+                blocks.append(self._block(width, width, "up"))
             channels = width
-        self.norm_out = group_norm(channels)
-        self.out = zero_init(nn.Conv2d(channels, bands * depth, 3, padding=1))
+        return blocks
 
     def _block(self, channels_in: int, channels_out: int, resample: Literal["none", "down", "up"] = "none") -> ResBlock:
         return ResBlock(
