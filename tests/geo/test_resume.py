@@ -7,6 +7,8 @@ import errno
 import json
 import os
 import pickle
+import shutil
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -52,29 +54,38 @@ def paths(tmp_path, write_date):
     return [write_date(tmp_path / "in" / f"S2_2022-0{number + 3}-10.tif", number) for number in range(2)]
 
 
+@pytest.fixture(scope="module")
+def shared(tmp_path_factory, write_date, tiny) -> Any:
+    """The same dates, unchanged, with the result of a whole run and the work folder of one stopped in its last row."""
+    folder = tmp_path_factory.mktemp("shared")
+    files = [write_date(folder / "in" / f"S2_2022-0{number + 3}-10.tif", number) for number in range(2)]
+    report = clear_scene(stack_of(files, tiny), tiny, folder / "whole" / "c.tif", OPTIONS, notice=quiet)
+    target = folder / "stopped" / "c.tif"
+    with pytest.raises(KeyboardInterrupt):
+        clear_scene(stack_of(files, tiny), tiny, target, OPTIONS, progress=stop_after(9), notice=quiet)
+    return SimpleNamespace(paths=files, report=report, whole=folder / "whole", stopped=folder / "stopped")
+
+
 @pytest.fixture
 def predicted(monkeypatch) -> list[tuple[int, int]]:
     """Where the network has been, in order."""
     made: list[tuple[int, int]] = []
-    work = CloudRemover.compute
+    work = CloudRemover.prepare
 
     def counted(self: CloudRemover, inputs: Any, windows: Any, **given: Any) -> Any:
         made.extend((window.row, window.col) for window in windows)
         return work(self, inputs, windows, **given)
 
-    monkeypatch.setattr(CloudRemover, "compute", counted)
+    monkeypatch.setattr(CloudRemover, "prepare", counted)
     return made
 
 
 @pytest.mark.parametrize("number", [1, 4, 5, 11])
-def test_a_stopped_run_goes_on_with_the_same_bits(tmp_path, paths, tiny, predicted, number):
+def test_a_stopped_run_goes_on_with_the_same_bits(tmp_path, shared, tiny, predicted, number):
     """12 tiles in 3 rows of 4: stopped in the first row, at its end, after it, and in the last."""
-    whole = tmp_path / "whole" / "c.tif"
-    clear_scene(stack_of(paths, tiny), tiny, whole, OPTIONS, notice=quiet)
-    everything = list(predicted)
-    assert len(everything) == len(set(everything)) == 12
+    whole, paths = shared.whole / "c.tif", shared.paths
+    everything = [(row, col) for row in (0, 24, 38) for col in (0, 24, 48, 58)]
     out = tmp_path / "parts" / "c.tif"
-    predicted.clear()
     with pytest.raises(KeyboardInterrupt):
         clear_scene(stack_of(paths, tiny), tiny, out, OPTIONS, progress=stop_after(number), notice=quiet)
     assert not out.exists(), "the output appears only when it is whole"
@@ -183,12 +194,10 @@ def test_what_differs_is_named():
 # ------------------------------------------------------------------------------------------------ damaged work files
 
 
-def stopped(tmp_path: Any, paths: Any, tiny: CloudRemover) -> tuple[Any, Any]:
+def stopped(tmp_path: Any, shared: Any) -> tuple[Any, Any]:
     """Return the output and the work folder of a run that was stopped in its last row of tiles."""
-    out = tmp_path / "o" / "c.tif"
-    with pytest.raises(KeyboardInterrupt):
-        clear_scene(stack_of(paths, tiny), tiny, out, OPTIONS, progress=stop_after(9), notice=quiet)
-    return out, out.with_name(".c.tif.sader")
+    shutil.copytree(shared.stopped, tmp_path / "o", dirs_exist_ok=True)
+    return tmp_path / "o" / "c.tif", tmp_path / "o" / ".c.tif.sader"
 
 
 def flip(path: Any, at: int = 100) -> None:
@@ -220,15 +229,13 @@ DAMAGES = {
 
 
 @pytest.mark.parametrize("damage", DAMAGES)
-def test_damaged_work_files_are_made_again(tmp_path, paths, tiny, damage):
-    whole = tmp_path / "whole" / "c.tif"
-    wanted = clear_scene(stack_of(paths, tiny), tiny, whole, OPTIONS, notice=quiet)
-    out, work = stopped(tmp_path, paths, tiny)
+def test_damaged_work_files_are_made_again(tmp_path, shared, tiny, damage):
+    out, work = stopped(tmp_path, shared)
     DAMAGES[damage](work)
-    done = clear_scene(stack_of(paths, tiny), tiny, out, OPTIONS, notice=quiet)
+    done = clear_scene(stack_of(shared.paths, tiny), tiny, out, OPTIONS, notice=quiet)
     for name in ("c.tif", "c_count.tif"):
-        assert (out.parent / name).read_bytes() == (whole.parent / name).read_bytes()
-    assert done.pixels == wanted.pixels
+        assert (out.parent / name).read_bytes() == (shared.whole / name).read_bytes()
+    assert done.pixels == shared.report.pixels
     assert sorted(p.name for p in out.parent.iterdir()) == ["c.tif", "c_count.tif"]
 
 
@@ -236,7 +243,7 @@ def test_damaged_work_files_are_made_again(tmp_path, paths, tiny, damage):
 
 
 @pytest.mark.parametrize("kind", ["link", "folder", "link inside", "file"])
-def test_a_work_folder_that_is_not_ours_is_left_alone(tmp_path, paths, tiny, kind):
+def test_a_work_folder_that_is_not_ours_is_left_alone(tmp_path, shared, tiny, kind):
     mine = tmp_path / "mine"
     mine.mkdir()
     (mine / "thesis.txt").write_text("text")
@@ -251,10 +258,10 @@ def test_a_work_folder_that_is_not_ours_is_left_alone(tmp_path, paths, tiny, kin
     elif kind == "file":
         work.write_text("text")
     else:
-        _, work = stopped(tmp_path, paths, tiny)
+        _, work = stopped(tmp_path, shared)
         (work / "more").symlink_to(mine)
     with pytest.raises(OutputError, match=r"\.c\.tif\.sader (is a link or a file|holds ).*It is left as it is"):
-        clear_scene(stack_of(paths, tiny), tiny, out, SceneOptions(reference=0, seed=7), notice=quiet)
+        clear_scene(stack_of(shared.paths, tiny), tiny, out, SceneOptions(reference=0, seed=7), notice=quiet)
     assert kind == "file" or (mine / "thesis.txt").read_text() == "text"
     assert not out.exists()
 
