@@ -63,3 +63,14 @@ def test_a_lock_excludes_other_processes_until_its_holder_is_killed(tmp_path: Pa
 def test_an_error_under_a_lock_is_raised(tmp_path):
     with pytest.raises(OSError, match="of the block"), locked(tmp_path / "lock"):
         raise OSError("of the block")
+
+
+def test_partial_files_of_killed_writers_are_removed(tmp_path):
+    ended = subprocess.Popen([sys.executable, "-c", ""])
+    ended.wait()
+    (tmp_path / f".a.txt.{ended.pid}.partial").touch()
+    (tmp_path / f".b.txt.{ended.pid}.partial").touch()
+    (tmp_path / f".a.txt.{os.getppid()}.partial").touch()
+    write_atomically(tmp_path / "a.txt", b"new")
+    left = {path.name for path in tmp_path.iterdir()}
+    assert left == {"a.txt", f".b.txt.{ended.pid}.partial", f".a.txt.{os.getppid()}.partial"}

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import glob
 import os
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -19,6 +20,9 @@ def write_atomically(path: Path, content: bytes | Iterable[bytes]) -> None:
     partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
+        for left in path.parent.glob(f".{glob.escape(path.name)}.*.partial"):
+            if not _running(left.name.split(".")[-2]):
+                left.unlink(missing_ok=True)
         with open(partial, "wb") as file:
             file.writelines([content] if isinstance(content, bytes) else content)
             file.flush()
@@ -28,6 +32,17 @@ def write_atomically(path: Path, content: bytes | Iterable[bytes]) -> None:
         with contextlib.suppress(OSError):  # nothing to remove if the folder could not be created
             partial.unlink()
         raise write_error(path, error) from error
+
+
+def _running(process: str) -> bool:
+    """Whether a process of this number runs."""
+    try:
+        os.kill(int(process), 0)
+    except (ValueError, ProcessLookupError):
+        return False
+    except OSError:  # it belongs to another user
+        return True
+    return True
 
 
 def write_error(path: Path | str, error: Exception, *, full: bool = False) -> OutputError:

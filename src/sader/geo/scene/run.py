@@ -7,7 +7,6 @@ name only when it is complete.
 from __future__ import annotations
 
 import contextlib
-import glob
 import hashlib
 import os
 import tempfile
@@ -21,6 +20,7 @@ from typing import Any
 from sader._version import __version__
 from sader.errors import ClusterError, DataError, OutputError, SaderError, require
 from sader.files import replace as move
+from sader.geo.band_order import check_order
 from sader.geo.read.raster import close_files, open_raster
 from sader.geo.scene.cog import Layer, RowFile, make_cog, writing
 from sader.geo.scene.options import SceneOptions, layers_of, side_file
@@ -253,6 +253,8 @@ def _compute(
     stack, remover, options = scene.stack, scene.remover, scene.options
     source, overview = open_scene(stack, remover) if opened is None else opened()
     reference = choose_reference(options, stack, overview, remover, notice)
+    for doubt in check_order([source.name for source in stack.sources], stack.bands, overview):
+        notice(doubt)
     if (overview.clear_share <= HARDLY_CLEAR * overview.valid.mean(axis=(1, 2))).all():
         notice(
             f"clouds hide {1 - HARDLY_CLEAR:.0%} or more of every date, so the whole result is an estimate. If the "
@@ -369,8 +371,6 @@ def _publish(scene: Scene, work: WorkFolder) -> None:
 
 def _with_extras(report: SceneReport, stack: GeoStack, extras: Extras) -> SceneReport:
     for path, write in extras.items():
-        for stale in path.parent.glob(f".{glob.escape(path.name)}.*.partial"):  # of a process that was killed
-            stale.unlink()
         write(report, stack)
         report = replace(report, files=(*report.files, str(path)))
     return report
