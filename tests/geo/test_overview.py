@@ -28,16 +28,20 @@ def test_cells_are_means_of_their_valid_pixels():
     np.testing.assert_allclose(means[0].numpy(), wanted)
 
 
-def test_strips_change_nothing(tmp_path, write_date, tiny, monkeypatch):
+@pytest.mark.parametrize("edges", [(16, 96), (16, 16), None])
+def test_parts_change_nothing(tmp_path, write_date, tiny, monkeypatch, edges):
+    """edges: rectangles of the block cache, as wide as the scene, smaller, or none."""
     paths = [write_date(tmp_path / f"S2_2022-0{number + 3}-10.tif", number) for number in range(2)]
     stack = build_stack(open_sources(paths), tiny.config.network)
     monkeypatch.setattr(overview, "overview_factor", lambda height, width: 3)
     whole = overview.read_overview(stack, tiny)
-    monkeypatch.setattr(overview, "STRIP_PIXELS", 900)
-    strips = overview.read_overview(stack, tiny)
+    monkeypatch.setattr(overview, "PART_PIXELS", 900)
+    monkeypatch.setattr(overview, "PART_WIDTH", 25)
+    monkeypatch.setattr("sader.geo.scene.block_cache._edges", lambda block, stack: edges)
+    parts = overview.read_overview(stack, tiny)
     assert whole.cloudy.shape == (2, 4, 24, 30)
     for name in ("cloudy", "valid", "cloud"):
-        np.testing.assert_array_equal(getattr(whole, name), getattr(strips, name))
+        np.testing.assert_array_equal(getattr(whole, name), getattr(parts, name))
 
 
 @pytest.mark.parametrize("shape", [(1, 1200), (1200, 1), (2, 1100), (700, 3)])

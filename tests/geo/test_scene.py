@@ -17,9 +17,9 @@ from sader.geo.grid import Grid
 from sader.geo.read.sources import open_sources
 from sader.geo.scene.options import SceneOptions
 from sader.geo.scene.run import clear_scene
-from sader.geo.scene.source import StackScene
+from sader.geo.scene.source import StackScene, read_overview
 from sader.inference.remover import CloudRemover
-from sader.inference.scene import ScenePlan, predict_windows
+from sader.inference.scene import ScenePlan, compute_blank_tiles, predict_windows
 from sader.inference.values import NODATA, OBSERVED, RECONSTRUCTED
 
 rasterio = pytest.importorskip("rasterio")
@@ -378,6 +378,33 @@ def test_memory_runs_out_and_the_batch_is_halved(dates, tiny, monkeypatch, caplo
         ConfigError, match=r"not enough memory for one tile of 32 pixels with 3 dates\. Use a smaller --tile"
     ):
         predict_windows(plan, tiny, read, plan.windows[:2])
+
+
+@pytest.mark.parametrize("masked", [False, True])
+def test_blank_tiles_are_of_the_kind_of_the_first_tiles(dates, tiny, masked):
+    """A CUDA graph that is captured for the blank tiles is the one that the tiles of the scene need."""
+    paths, _, masks = dates
+    remover = tiny.with_options(tile=32, overlap=8, batch_size=2)
+    scene = StackScene(stack_of(paths, remover, mask=masks) if masked else stack_of(paths, remover))
+    plan = ScenePlan(scene.shape, scene.bands, scene.codings, None, None, None, tile=32, overlap=8)
+    kinds: list[Any] = []
+    work = remover.tile
+
+    def tile(inputs: Any, noises: Any, **given: Any) -> Any:
+        tensors = {name: value.shape for name, value in vars(inputs).items() if isinstance(value, torch.Tensor)}
+        kinds.append((inputs.known_masks, tensors, len(noises), given))
+        return work(inputs, noises, **given)
+
+    remover.__dict__["tile"] = tile
+    compute_blank_tiles(plan, remover, scene)
+    match = read_overview(scene.stack, remover).match(remover, 0, scene.shape)
+    cloudy = [window for window in plan.windows if window.row in (0, 24) and window.col == 24]
+    plan = replace(plan, reference=0, match=match, clouds=(0,))
+    predict_windows(plan, remover, lambda windows: [scene.read(one) for one in windows], cloudy)
+    assert len(kinds) == 2
+    assert kinds[0] == kinds[1]
+    assert kinds[0][0] == masked
+    assert "change" in kinds[0][1]
 
 
 @pytest.mark.parametrize("threads", [1, 3])

@@ -144,11 +144,12 @@ class AcceleratedTile:
         self, inputs: TileInputs, noises: Sequence[NoiseOf], *, steps: int, resamplings: int = 0
     ) -> TileOutput:
         """Return the images, masks and errors of a batch of tiles. On a GPU this does not wait for the result."""
-        with self._lock if inputs.cloudy.is_cuda else nullcontext():
+        device = inputs.cloudy.device
+        with self._lock if device.type == "cuda" else nullcontext():
             output = self._attempted(inputs, noises, steps, resamplings)
             finite = output.images.isfinite().all() if self.settings.dtype == torch.float16 else None
-            if inputs.cloudy.is_cuda and torch.cuda.current_stream() != torch.cuda.default_stream():
-                torch.cuda.current_stream().synchronize()  # the next call, on another stream, uses the same buffers
+            if device.type == "cuda" and torch.cuda.current_stream(device) != torch.cuda.default_stream(device):
+                torch.cuda.current_stream(device).synchronize()  # another stream may use the buffers next
         if finite is not None and not bool(finite):  # float16 ends at 65504
             return self.plain(inputs, noises, steps=steps, resamplings=resamplings)
         return output

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from sader.inference.tiling import Window
+from sader.inference.values import to_device
 
 NoiseOf = Callable[[int, int], Tensor]
 """(draw, channels) -> standard normal noise (B, channels, H, W) of the tiles of a batch."""
@@ -77,9 +78,10 @@ class NoiseField:
     def _white(self, windows: Sequence[Window], channels: int, draw: int, device: torch.device | str) -> Tensor:
         # One pair of words gives two independent numbers (Box-Muller), so bands are computed in pairs.
         pairs = -(-channels // 2)
-        rows = torch.from_numpy(self._words([range(w.row, w.row + w.height) for w in windows], pairs, draw, axis=0))
-        cols = torch.from_numpy(self._words([range(w.col, w.col + w.width) for w in windows], pairs, draw, axis=1))
-        rows, cols = rows.to(device)[..., :, None], cols.to(device)[..., None, :]
+        down = self._words([range(w.row, w.row + w.height) for w in windows], pairs, draw, axis=0)
+        across = self._words([range(w.col, w.col + w.width) for w in windows], pairs, draw, axis=1)
+        rows = to_device(down, torch.device(device))[..., :, None]
+        cols = to_device(across, torch.device(device))[..., None, :]
         if rows.is_cuda:
             return _normal(rows, cols).flatten(1, 2)[:, :channels].contiguous()
         # One plane at a time, so that it stays in the processor's cache.

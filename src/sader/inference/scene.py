@@ -12,7 +12,7 @@ import os
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
@@ -37,6 +37,7 @@ from sader.inference.values import (
     as_tensor,
     decode,
     encode,
+    to_device,
 )
 
 if TYPE_CHECKING:
@@ -50,8 +51,8 @@ GPU_BATCH = 8
 """Tiles computed together on a GPU by default; halved where they do not fit."""
 GPU_READERS = 12
 """Threads that read tiles for a GPU, at most."""
-GPU_WORKERS = 3
-"""Batches under way on a GPU: one is computed while the next ones are read."""
+GPU_WORKERS = 4
+"""Batches under way on a GPU: one is computed while the others are read, queued and cut into tiles."""
 MISSING = 0.5
 """Reflectance at nodata and in missing bands: the middle of the model's range."""
 COLUMNS = 1024
@@ -177,7 +178,7 @@ class ScenePlan:
 
     def join(self, image: Tensor, cloud: Tensor, spread: Tensor | None) -> Tensor:
         """Return the planes (channels, h, w) of one tile; cloud is (T, h, w)."""
-        parts = [image, cloud[list(self.clouds)]]
+        parts = [image, *(cloud[date, None] for date in self.clouds)]
         if self.spread:
             parts.append(torch.zeros_like(image) if spread is None else spread)
         return torch.cat(parts)
@@ -224,29 +225,48 @@ def predict_windows(
     windows: Sequence[Window],
 ) -> list[RawTile | None]:
     """Return the tiles of windows of one size; None where no date has data. read: reads all dates of windows."""
-    reads = read(windows)
-    with remover.turn:
-        dates = [_decoded(plan, remover, window, one) for window, one in zip(windows, reads, strict=True)]
-        tiles: list[RawTile | None] = [_without_network(plan, one) for one in dates]
-        todo = [index for index, one in enumerate(dates) if tiles[index] is None and bool(one.valid.any())]
-        steps, resamplings = remover.check_numbers(plan.steps, plan.samples, plan.seed)
-        batch = len(todo)
-        while todo:
-            group = [dates[index] for index in todo[:batch]]
-            try:
-                given = TileInputs.joined([_inputs(plan, remover, one) for one in group])
-                inputs, noises = remover.prepare(
-                    given, [one.window for one in group], steps=steps, seed=plan.seed, samples=plan.samples
-                )
+    tiles: list[RawTile | None] = [None] * len(windows)
+    todo: list[tuple[int, _Decoded]] = []
+    for index, (window, one) in enumerate(zip(windows, read(windows), strict=True)):
+        if _has_data(plan, one):
+            decoded = _decoded(plan, remover, window, one)
+            tiles[index] = _without_network(plan, decoded)
+            if tiles[index] is None:
+                todo.append((index, decoded))
+    steps, resamplings = remover.check_numbers(plan.steps, plan.samples, plan.seed)
+    batch = len(todo)
+    while todo:
+        group = [decoded for _, decoded in todo[:batch]]
+        try:
+            # Nothing before `raw_tiles` waits for a GPU, so that the next batch is queued while one is computed.
+            given = TileInputs.joined([_inputs(plan, remover, one) for one in group])
+            inputs, noises = remover.prepare(
+                given, [one.window for one in group], steps=steps, seed=plan.seed, samples=plan.samples
+            )
+            with remover.turn:
                 output = remover.tile(inputs, noises, steps=steps, resamplings=resamplings)
-                raw = remover.raw_tiles(output, inputs, given.size)
-            except torch.OutOfMemoryError as error:
-                batch = _smaller_batch(plan, len(group), error)
-                continue
-            for number, index in enumerate(todo[:batch]):
-                tiles[index] = _raw_tile(plan, remover, raw, number, dates[index])
-            todo = todo[batch:]
+            raw = remover.raw_tiles(output, inputs, given.size)
+        except torch.OutOfMemoryError as error:
+            batch = _smaller_batch(plan, len(group), error)
+            continue
+        for number, (index, decoded) in enumerate(todo[:batch]):
+            tiles[index] = _raw_tile(plan, remover, raw, number, decoded)
+        todo = todo[batch:]
+    if remover.device.type == "cuda":  # the blend uses the tiles on another stream
+        torch.cuda.current_stream(remover.device).record_event().synchronize()
     return tiles
+
+
+def _has_data(plan: ScenePlan, read: SceneWindow) -> bool:
+    """Whether any date has a valid pixel. A sparse grid is tried first, in the memory of the host."""
+    for step in (16, 1):
+        for date, numbers in enumerate(read.numbers):
+            valid = decode(as_tensor(numbers[:, ::step, ::step]), plan.codings[date])[1]
+            if read.valid is not None:
+                valid &= as_tensor(read.valid[date, ::step, ::step])
+            if bool(valid.any()):
+                return True
+    return False
 
 
 def _smaller_batch(plan: ScenePlan, count: int, error: Exception) -> int:
@@ -263,17 +283,20 @@ def _smaller_batch(plan: ScenePlan, count: int, error: Exception) -> int:
 
 def _raw_tile(plan: ScenePlan, remover: Remover, raw: RawTiles, number: int, tile: _Decoded) -> RawTile:
     """Return tile `number` of a batch in the bands of the scene."""
-    places = [remover.bands.index(band) for band in plan.bands]
+    clear, spread = raw.clear[number], raw.spread[number]
+    if plan.bands != remover.bands:
+        places = [remover.bands.index(band) for band in plan.bands]
+        clear, spread = clear[places], spread[places]
     cloud = _given_clouds(tile) if raw.cloud is None else raw.cloud[number].float()
-    return RawTile(plan.join(raw.clear[number][places], cloud, raw.spread[number][places]), tile.valid, tile.own)
+    return RawTile(plan.join(clear, cloud, spread), tile.valid, tile.own)
 
 
 def _decoded(plan: ScenePlan, remover: Remover, window: Window, read: SceneWindow) -> _Decoded:
-    numbers = [as_tensor(one).to(remover.device) for one in read.numbers]
+    numbers = [to_device(one, remover.device) for one in read.numbers]
     pairs = [decode(one, codings) for one, codings in zip(numbers, plan.codings, strict=True)]
     cloudy, valid = torch.stack([values for values, _ in pairs]), torch.stack([there for _, there in pairs])
     if read.valid is not None:
-        valid &= as_tensor(read.valid).to(remover.device)
+        valid &= to_device(read.valid, remover.device)
         cloudy.masked_fill_(~valid[:, None], 0.0)
     return _Decoded(window, cloudy, valid, None if plan.reference is None else numbers[plan.reference], read)
 
@@ -286,9 +309,9 @@ def _without_network(plan: ScenePlan, tile: _Decoded) -> RawTile | None:
     """
     if plan.reference is None or any(tile.read.masks[date] is None for date in {plan.reference, *plan.clouds}):
         return None
-    mask = as_tensor(np.asarray(tile.read.masks[plan.reference])).to(tile.valid.device)
+    mask = to_device(np.asarray(tile.read.masks[plan.reference]), tile.valid.device)
     kept = tile.valid[plan.reference] & ~mask
-    if not bool((kept | ~tile.valid.any(dim=0)).all()) or not bool(tile.valid.any()):
+    if not bool((kept | ~tile.valid.any(dim=0)).all()):
         return None
     planes = plan.join(tile.cloudy[plan.reference], _given_clouds(tile), None)
     return RawTile(planes, tile.valid, tile.own)
@@ -299,35 +322,39 @@ def _given_clouds(tile: _Decoded) -> Tensor:
     clouds = torch.full(tile.valid.shape, torch.nan, device=tile.valid.device)
     for date, mask in enumerate(tile.read.masks):
         if mask is not None:
-            clouds[date] = as_tensor(np.asarray(mask)).to(clouds)
+            clouds[date] = to_device(np.asarray(mask), clouds.device).to(clouds)
     return clouds
 
 
 def _inputs(plan: ScenePlan, remover: Remover, tile: _Decoded) -> TileInputs:
     """Return one tile as the model takes it, with all bands of the model."""
-    places = [remover.bands.index(band) for band in plan.bands]
     cloudy, there = tile.cloudy.clamp(LOWEST, HIGHEST), tile.valid[:, None]
-    shape = (len(cloudy), len(remover.bands), *cloudy.shape[2:])
-    full = torch.full(shape, MISSING, device=cloudy.device)
-    full[:, places] = torch.where(there, cloudy, MISSING)
-    present = torch.zeros(len(remover.bands), dtype=torch.bool, device=cloudy.device)
-    present[places] = True
-    change = aux = None
+    device = cloudy.device
+
+    def in_all_bands(values: Tensor, missing: float) -> Tensor:
+        if plan.bands == remover.bands:
+            return values
+        full = torch.full((len(values), len(remover.bands), *values.shape[2:]), missing, device=device)
+        full[:, [remover.bands.index(band) for band in plan.bands]] = values
+        return full
+
+    change = aux = days = None
     if plan.match is not None:
-        change = torch.zeros(shape, device=cloudy.device)
-        change[:, places] = torch.where(there, plan.match.change(tile.window, cloudy), 0.0)
+        change = in_all_bands(torch.where(there, plan.match.change(tile.window, cloudy), 0.0), 0.0)[None]
     if tile.read.aux is not None:
-        aux = torch.where(there, as_tensor(tile.read.aux).to(cloudy), MISSING)[None]
-    days = None if plan.days is None else torch.tensor(plan.days, dtype=torch.float32, device=cloudy.device)
+        aux = torch.where(there, to_device(tile.read.aux, device).to(cloudy), MISSING)[None]
+    if plan.days is not None:
+        days = to_device(np.array(plan.days, np.float32), device)
+        days = (days - days.min())[None]
     return TileInputs(
-        cloudy=full[None],
+        cloudy=in_all_bands(torch.where(there, cloudy, MISSING), MISSING)[None],
         valid=tile.valid[None],
         cloud=_given_clouds(tile)[None],
-        reference=torch.tensor([-1 if plan.reference is None else plan.reference], device=cloudy.device),
-        band_present=present[None],
-        days=None if days is None else (days - days.min())[None],
+        reference=torch.full((1,), -1 if plan.reference is None else plan.reference, device=device),
+        band_present=to_device(np.array([[band in plan.bands for band in remover.bands]]), device),
+        days=days,
         aux=aux,
-        change=None if change is None else change[None],
+        change=change,
         known_masks=all(mask is not None for mask in tile.read.masks),
     )
 
@@ -384,6 +411,33 @@ def local_executor(
         torch.set_num_threads(before)
 
 
+@contextmanager
+def warmed_up(plan: ScenePlan, remover: Remover, source: SceneSource) -> Iterator[None]:
+    """Prepare a GPU for the tiles of a scene while the body runs: libraries are loaded and CUDA graphs captured.
+
+    plan: without reference date and match, which are not known yet.
+    """
+    if remover.device.type == "cpu":
+        yield
+        return
+    with ThreadPoolExecutor(1, "sader-warm-up") as pool:
+        pool.submit(compute_blank_tiles, plan, remover, source)  # an error is raised again by the first tiles
+        yield
+
+
+def compute_blank_tiles(plan: ScenePlan, remover: Remover, source: SceneSource) -> None:
+    """Compute a batch of constant tiles of the size, type and number of dates of the scene."""
+    read = source.read(plan.windows[0])
+    blank = [np.full_like(one, float(own[0].nodata == 0)) for one, own in zip(read.numbers, plan.codings, strict=True)]
+    hidden = [None if mask is None else np.ones_like(mask) for mask in read.masks]
+    read = SceneWindow(blank, hidden, aux=read.aux)
+    if remover.matches_dates and len(plan.windows) > 1 and len(blank) > 1:
+        bands = len(plan.bands)
+        maps = np.zeros((len(blank), bands + 1, bands, 1, 1), np.float32)
+        plan = replace(plan, match=SceneMatch(maps, np.zeros(bands, np.float32), plan.tile))
+    predict_windows(plan, remover, lambda windows: [read] * len(windows), plan.windows[: remover.options.batch_size])
+
+
 # ------------------------------------------------------------------------------------------------ rows
 
 
@@ -427,6 +481,8 @@ class FinishedRows:
         if self.own is not None and own:
             same = [band for band, one in enumerate(own) if one == coding]
             numbers[same] = torch.where(self.kept, self.own.to(numbers.dtype)[same], numbers[same])
+        if coding.is_integer:  # half the bytes to copy from a GPU
+            numbers = numbers.to(torch.int64 if coding.dtype == "uint32" else torch.int32)
         return numbers.cpu().numpy().astype(coding.dtype)
 
 
@@ -512,11 +568,7 @@ def run_rows(
     first: the row of tiles from which on rows are missing. unfinished: total and weight of the blend that reach into
     it, from an earlier run; without them the tiles above that reach into it are computed again.
     """
-    width = plan.shape[1]
     top, tall = plan.starts[first], plan.windows[0].height
-    pending = Pending(plan, Window(top, 0, tall, width), device)
-    if unfinished is not None:
-        pending.blend.restore(*unfinished)
     left = [window for window in plan.windows if window.row >= top or (unfinished is None and window.row + tall > top)]
     last = {window.row: window for window in plan.windows}
     done = len(plan.windows) - len(left)
@@ -524,19 +576,28 @@ def run_rows(
         left[start : start + executor.group] for start in range(0, len(left), executor.group)
     )
     queue: deque[tuple[Sequence[Window], Any]] = deque()
-    while groups or queue:
-        while groups and len(queue) * executor.group < executor.ahead:
-            windows = groups.popleft()
-            queue.append((windows, executor.submit(windows)))
-        windows, future = queue.popleft()
-        for window, tile in zip(windows, future.result(), strict=True):
-            if tile is not None:
-                pending.add(window, tile)
-            done += 1
-            if window == last[window.row] and window.row >= top:
-                _end_rows(plan, plan.starts.index(window.row), pending, sink, threshold)
-            if progress is not None:
-                progress(done, len(plan.windows))
+    # On a GPU the rows have a stream of their own: they do not wait for the tiles that are queued behind them.
+    stream = torch.cuda.Stream(device) if torch.device(device).type == "cuda" else None
+    with nullcontext() if stream is None else torch.cuda.stream(stream):
+        pending = Pending(plan, Window(top, 0, tall, plan.shape[1]), device)
+        if unfinished is not None:
+            pending.blend.restore(*unfinished)
+        while groups or queue:
+            while groups and len(queue) * executor.group < executor.ahead:
+                windows = groups.popleft()
+                queue.append((windows, executor.submit(windows)))
+            windows, future = queue.popleft()
+            tiles = future.result()
+            for window, tile in zip(windows, tiles, strict=True):
+                if tile is not None:
+                    pending.add(window, tile)
+                done += 1
+                if window == last[window.row] and window.row >= top:
+                    _end_rows(plan, plan.starts.index(window.row), pending, sink, threshold)
+                if progress is not None:
+                    progress(done, len(plan.windows))
+            if stream is not None:
+                stream.synchronize()  # before the memory of the tiles is used again
 
 
 def _end_rows(plan: ScenePlan, strip: int, pending: Pending, sink: RowSink, threshold: float) -> None:

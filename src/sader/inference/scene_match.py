@@ -20,7 +20,7 @@ from torch import Tensor
 
 from sader.errors import ConfigError, DataError
 from sader.inference.tiling import Notice, Window
-from sader.inference.values import HIGHEST, LOWEST
+from sader.inference.values import HIGHEST, LOWEST, to_device
 from sader.model.blocks import full_precision, to_model_range
 from sader.model.composite import NOISE_VARIANCE, clearest_date
 from sader.model.infill import carried_inward
@@ -87,16 +87,16 @@ class SceneMatch:
         """Return the correction of the dates (T, C, h, w) of a window, in reflectance, on their device."""
         cells = self.coefficients.shape[-2:]
         device = cloudy.device
-        centre = torch.from_numpy(self.centre).to(device)[:, None, None]
-        rows = torch.from_numpy(_interpolation(window.row, window.height, self.cell, cells[0])).to(device)
-        cols = torch.from_numpy(_interpolation(window.col, window.width, self.cell, cells[1])).to(device)
+        centre = to_device(self.centre, device)[:, None, None]
+        rows = to_device(_interpolation(window.row, window.height, self.cell, cells[0]), device)
+        cols = to_device(_interpolation(window.col, window.width, self.cell, cells[1]), device)
         out = torch.zeros_like(cloudy)
         down_last = cells[0] * window.width < cells[1] * window.height  # the smaller intermediate result
         with full_precision(cloudy):
             for date, maps in enumerate(self.coefficients):
                 if not maps.any():
                     continue
-                cellwise = torch.from_numpy(maps).to(device)
+                cellwise = to_device(maps, device)
                 smooth = rows @ (cellwise @ cols.T) if down_last else rows @ cellwise @ cols.T
                 x = 2 * cloudy[date] - 1 - centre
                 change = x[0] * smooth[0]

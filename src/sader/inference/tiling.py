@@ -100,6 +100,8 @@ class Blend:
         self.area, self.shape, self.overlap = area, shape, overlap
         self.total = torch.zeros((channels, area.height, area.width), device=device)
         self.weight = torch.zeros((area.height, area.width), device=device)
+        self._weights: dict[tuple[Window, tuple[bool, ...]], Tensor] = {}
+        """Weights of a tile on the device, by the part that is added and the edges that have a neighbour."""
 
     def add(self, window: Window, planes: Tensor) -> None:
         """Add the planes (channels, h, w) of one tile; what lies outside the rectangle is left out."""
@@ -107,8 +109,12 @@ class Blend:
         if place is None or part is None:
             return
         height, width = self.shape
-        weights = blend_weights(window, height=height, width=width, overlap=self.overlap)[part.slices]
-        weight = torch.from_numpy(np.ascontiguousarray(weights)).to(self.weight.device)
+        bottom, right = window.row + window.height, window.col + window.width
+        key = (part, (window.row > 0, window.col > 0, bottom < height, right < width))
+        if key not in self._weights:
+            weights = blend_weights(window, height=height, width=width, overlap=self.overlap)[part.slices]
+            self._weights[key] = torch.from_numpy(np.ascontiguousarray(weights)).to(self.weight.device)
+        weight = self._weights[key]
         for total, plane in zip(self.total, planes, strict=True):  # plane by plane: the product stays in the cache
             total[place.slices] += weight * plane[part.slices]
         self.weight[place.slices] += weight

@@ -69,6 +69,12 @@ def as_tensor(array: NDArray[Any]) -> Tensor:
     return torch.from_numpy(array if array.flags.writeable else array.copy())
 
 
+def to_device(array: NDArray[Any], device: torch.device) -> Tensor:
+    """Return an array as a tensor on a device. The copy to a GPU does not wait for the work that is queued there."""
+    tensor = as_tensor(array)
+    return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor.to(device)
+
+
 def decode(numbers: Tensor, codings: Sequence[ValueCoding]) -> tuple[Tensor, Tensor]:
     """Return reflectance (C, h, w) and valid (h, w) of stored numbers (C, h, w), one coding for each band.
 

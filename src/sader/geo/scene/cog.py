@@ -38,7 +38,7 @@ LEVEL = 1
 """Of the compression: behind the predictor, higher levels take longer and save next to nothing."""
 CACHE_BYTES = 256 * 2**20
 """Block cache of GDAL while a file is written."""
-OVERVIEW_ROWS = 64
+OVERVIEW_ROWS = 32
 """Rows of an overview computed at a time by one thread."""
 NEARLY_FULL = 2**20
 """Free bytes below which a failed write is put down to a full disk."""
@@ -201,14 +201,16 @@ def halved(lines: NDArray[Any], layer: Layer) -> NDArray[Any]:
     if layer.categories:
         return lines[::2, :, ::2]
     padded = np.pad(lines, ((0, len(lines) % 2), (0, 0), (0, lines.shape[2] % 2)), mode="edge")
-    cells = [padded[row::2, :, col::2].astype(np.float64) for row in (0, 1) for col in (0, 1)]
     nodata = layer.coding.nodata
-    there = [np.isfinite(cell) if nodata is None or np.isnan(nodata) else cell != nodata for cell in cells]
-    count = np.sum(there, axis=0)
-    total = np.sum([np.where(seen, cell, 0.0) for seen, cell in zip(there, cells, strict=True)], axis=0)
-    mean = total / np.maximum(count, 1)
+    cells = [padded[row::2, :, col::2] for row in (0, 1) for col in (0, 1)]
+    count, mean = np.zeros(cells[0].shape, np.uint8), np.zeros(cells[0].shape)
+    for cell in cells:
+        seen = np.isfinite(cell) if nodata is None or np.isnan(nodata) else cell != nodata
+        count += seen
+        mean += np.where(seen, cell, cell.dtype.type(0))
+    mean /= np.maximum(count, 1)
     if layer.coding.is_integer:
-        mean = np.floor(mean + 0.5)
+        np.floor(mean + 0.5, out=mean)
         if nodata is not None:
             mean[mean == nodata] += 1  # a mean that happens to be the nodata value
     return np.where(count > 0, mean, fill_value(layer.coding)).astype(lines.dtype)

@@ -14,8 +14,9 @@ import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from sader._version import __version__
 from sader.errors import ClusterError, DataError, OutputError, SaderError, require
@@ -30,7 +31,7 @@ from sader.geo.stack import GeoStack
 from sader.inference.masks import FALLBACK_MODEL
 from sader.inference.options import default_backend
 from sader.inference.remover import CloudRemover
-from sader.inference.scene import Executor, ScenePlan, local_executor, run_rows
+from sader.inference.scene import Executor, ScenePlan, local_executor, run_rows, warmed_up
 from sader.inference.scene_match import Overview, check_reference, find_reference
 from sader.inference.tiling import Notice, Progress
 
@@ -197,8 +198,25 @@ def clear_scene(
             _check_outputs(scene, extras, False)
         if work.note:
             notify(work.note)
+        report = None
         try:
-            report = _compute(scene, work, progress, notify, executor, opened) if work.state.report is None else None
+            if work.state.report is None:
+                rows = _start_rows(scene, work, notify, opened)
+                make = executor or partial(local_executor, threads=scene.options.threads)
+                if work.state.strips < len(rows.plan.starts):
+                    with make(rows.plan, scene.remover, rows.source) as tiles:
+                        run_rows(
+                            rows.plan,
+                            tiles,
+                            rows.sink,
+                            threshold=scene.remover.options.cloud_threshold,
+                            device=scene.remover.device if executor is None else "cpu",
+                            first=work.state.strips,
+                            unfinished=work.unfinished(),
+                            progress=progress,
+                        )
+                report = _report(scene, work, rows.plan, rows.overview)
+                del rows  # frees the blocks that were read
         except SaderError as error:
             if work.fresh or not _resumable(error, scene):
                 work.remove()
@@ -241,67 +259,65 @@ def open_scene(stack: GeoStack, remover: CloudRemover) -> tuple[StackScene, Over
     return source, read_overview(stack, remover, source)
 
 
-def _compute(
-    scene: Scene,
-    work: WorkFolder,
-    progress: Progress | None,
-    notice: Notice,
-    executor: MakeExecutor | None,
-    opened: OpenScene | None,
-) -> SceneReport:
-    """Compute all rows that are missing in the work folder and return the report."""
+class _Rows(NamedTuple):
+    """A scene whose rows are about to be computed."""
+
+    plan: ScenePlan
+    source: StackScene
+    sink: RowFiles
+    overview: Overview
+
+
+def _start_rows(scene: Scene, work: WorkFolder, notice: Notice, opened: OpenScene | None) -> _Rows:
+    """Read the overview, choose the reference date and match the dates to it; create or check the files of rows."""
     stack, remover, options = scene.stack, scene.remover, scene.options
-    source, overview = open_scene(stack, remover) if opened is None else opened()
+    plan = ScenePlan(
+        shape=stack.grid.shape,
+        bands=stack.bands,
+        codings=stack.codings,
+        days=None if stack.days is None else tuple(stack.days),
+        reference=None,
+        match=None,
+        tile=remover.tile_size,
+        overlap=remover.options.overlap,
+        steps=options.steps,
+        seed=options.seed,
+        samples=options.sample_count,
+        spread=options.uncertainty,
+    )
+    if opened is None:
+        source = StackScene.of(stack, remover.config.network.aux_bands)
+        with warmed_up(plan, remover, source):
+            overview = read_overview(stack, remover, source)
+    else:
+        source, overview = opened()
     reference = choose_reference(options, stack, overview, remover, notice)
     for doubt in check_order([source.name for source in stack.sources], stack.bands, overview):
         notice(doubt)
+    match = overview.match(remover, reference, stack.grid.shape)
     if (overview.clear_share <= HARDLY_CLEAR * overview.valid.mean(axis=(1, 2))).all():
         notice(
             f"clouds hide {1 - HARDLY_CLEAR:.0%} or more of every date, so the whole result is an estimate. If the "
             "images look clear, check their scale and offset (--scale, --offset), or give masks (--mask)."
         )
     dates = tuple(range(len(stack.sources)))
-    plan = ScenePlan(
-        shape=stack.grid.shape,
-        bands=stack.bands,
-        codings=source.codings,
-        days=None if stack.days is None else tuple(stack.days),
-        reference=reference,
-        match=overview.match(remover, reference, stack.grid.shape),
-        tile=remover.tile_size,
-        overlap=remover.options.overlap,
-        steps=options.steps,
-        seed=options.seed,
-        samples=options.sample_count,
-        clouds=dates if options.count else () if reference is None else (reference,),
-        spread=options.uncertainty,
-    )
+    clouds = dates if options.count else () if reference is None else (reference,)
+    plan = replace(plan, reference=reference, match=match, clouds=clouds)
     stored = replace(stack, coding=_coding(stack, reference))
-    threshold = remover.options.cloud_threshold
     # The stored numbers of the reference date are copied where they lie on the grid of the result.
     same_grid = reference is not None and stack.sources[reference].grid.same_as(stack.grid)
     own = plan.codings[reference] if reference is not None and same_grid else ()
-    sink = RowFiles(work, layers_of(stored, options), stack.grid, plan, threshold, own)
+    sink = RowFiles(work, layers_of(stored, options), stack.grid, plan, remover.options.cloud_threshold, own)
     sink.prepare()
-    if work.state.strips < len(plan.starts):
-        make = executor or (
-            lambda plan, remover, source: local_executor(plan, remover, source, threads=options.threads)
-        )
-        with make(plan, remover, source) as tiles:
-            run_rows(
-                plan,
-                tiles,
-                sink,
-                threshold=threshold,
-                device=remover.device if executor is None else "cpu",
-                first=work.state.strips,
-                unfinished=work.unfinished(),
-                progress=progress,
-            )
-    outputs = scene.outputs
+    return _Rows(plan, source, sink, overview)
+
+
+def _report(scene: Scene, work: WorkFolder, plan: ScenePlan, overview: Overview) -> SceneReport:
+    stack, options, reference = scene.stack, scene.options, plan.reference
+    beside = (str(path) for name, path in scene.outputs.items() if name != "result")
     return SceneReport(
         output=str(scene.target),
-        files=(str(scene.target), *(str(path) for name, path in outputs.items() if name != "result")),
+        files=(str(scene.target), *beside),
         reference=None if reference is None else stack.sources[reference].name,
         reference_index=reference,
         dates=tuple(source.name for source in stack.sources),
@@ -310,7 +326,7 @@ def _compute(
         tiles=len(plan.windows),
         pixels=work.pixels,
         clear_share=tuple(round(float(share), 4) for share in overview.clear_share),
-        model=options.model_name or remover.config.name,
+        model=options.model_name or scene.remover.config.name,
         steps=_steps_text(scene),
         seed=options.seed,
         samples=options.sample_count,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -22,8 +23,9 @@ from sader.inference.values import HIGHEST, LOWEST, ValueCoding, as_tensor, deco
 
 READERS = 12
 """Threads that read an overview, at most; unpacking the whole scene is most of the work."""
-STRIP_PIXELS = 2**21
-"""Pixels of the scene that a thread reads at a time."""
+PART_PIXELS, PART_WIDTH = 2**19, 768
+"""Pixels of the scene that a thread reads at a time, and their columns, unless the blocks of a file are whole lines.
+Threads that read such parts seldom wait for the same block."""
 IMPOSSIBLE_SHARE = 0.01
 """Part of the pixels of a date that may lie outside the range of reflectance (glint, faults)."""
 NODATA_HINT = "and the nodata value of the file; rio edit-info --nodata VALUE FILE sets a missing one."
@@ -99,22 +101,23 @@ def read_overview(stack: GeoStack, remover: Remover, scene: StackScene | None = 
     grid = overview_grid(stack)
     factor = overview_factor(*stack.grid.shape)
     down, across = min(factor, stack.grid.height), min(factor, stack.grid.width)
-    rows = max(1, STRIP_PIXELS // (down * stack.grid.width))
-    strips = [(top, min(rows, grid.height - top)) for top in range(0, grid.height, rows)]
     cloudy = np.zeros((len(stack.sources), len(stack.bands), *grid.shape), np.float32)
     valid = np.zeros((len(stack.sources), *grid.shape), bool)
 
-    def read(date: int, top: int, count: int) -> None:
-        first = top * down
-        window = Window(first, 0, min(count * down, stack.grid.height - first), stack.grid.width)
+    def read(date: int, part: Window) -> None:
+        row, col = part.row * down, part.col * across
+        height, width = stack.grid.shape
+        window = Window(row, col, min(part.height * down, height - row), min(part.width * across, width - col))
         values, there = decode(as_tensor(scene.blocks.read(date, window)), scene.codings[date])
         means, some = cell_means(values, there, down, across)
-        cloudy[date, :, top : top + count], valid[date, top : top + count] = means.numpy(), some.numpy()
+        cloudy[date, :, *part.slices], valid[date, *part.slices] = means.numpy(), some.numpy()
 
     before = torch.get_num_threads()
     workers = max(1, min(READERS, available_cores()))
     with ThreadPoolExecutor(workers, "sader-overview", initializer=torch.set_num_threads, initargs=(1,)) as pool:
-        asked = [pool.submit(read, date, *strip) for strip in strips for date in range(len(stack.sources))]
+        # From the last rows to the first, whose blocks are then in the cache when the first tiles are read.
+        parts = sorted(_parts(scene, grid, down, across), key=lambda pair: (-pair[1].row, pair[1].col, pair[0]))
+        asked = [pool.submit(read, *part) for part in parts]
         try:
             for one in asked:
                 one.result()
@@ -135,7 +138,19 @@ def overview_of(stack: GeoStack, remover: Remover, cloudy: NDArray[np.float32], 
     """Return the overview of dates that are read: cloudy (T, C, h, w), valid (T, h, w)."""
     grid = overview_grid(stack)
     masks = [_read_mask(source, stack.grid, grid) for source in stack.sources]
-    return Overview.of(remover, cloudy, valid=valid, masks=masks, bands=stack.bands)
+    with remover.turn:
+        return Overview.of(remover, cloudy, valid=valid, masks=masks, bands=stack.bands)
+
+
+def _parts(scene: StackScene, grid: Grid, down: int, across: int) -> Iterator[tuple[int, Window]]:
+    """Yield each date with the parts of the overview that are computed at a time."""
+    for date, edges in enumerate(scene.blocks.edges):
+        lines = edges is None or edges[1] >= scene.shape[1]
+        width = grid.width if lines else min(max(1, PART_WIDTH // across), grid.width)
+        height = max(1, PART_PIXELS // (down * across * width))
+        for row in range(0, grid.height, height):
+            for col in range(0, grid.width, width):
+                yield date, Window(row, col, min(height, grid.height - row), min(width, grid.width - col))
 
 
 def _read_mask(source: DateSource, whole: Grid, grid: Grid) -> NDArray[np.bool_] | None:
