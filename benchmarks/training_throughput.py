@@ -1,6 +1,7 @@
 """Training throughput: samples per second of the optimised loop against the plain fp32 eager loop, in one run.
 
     python benchmarks/training_throughput.py              # the paper's network, batch 8 to 32, T = 3, 256 x 256; GPU
+    python benchmarks/training_throughput.py --systems mcgan emrdm sen12mscrts_ea   # or all: their own settings
     python benchmarks/training_throughput.py --tiny       # seconds on a CPU, to see that it works
 
 "plain" is the loop of the public code: fp32 without TF32, batches composed in the same stream just before they are
@@ -11,22 +12,27 @@ for data is measured on the device: the time between the end of one step's work 
 from __future__ import annotations
 
 import argparse
+import tempfile
 import time
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 import numpy as np
 import torch
 
+from sader.checkpoint import read_header
 from sader.data.bank import SeriesBank, SeriesMaker
 from sader.data.batch import SeriesBatch
 from sader.data.plan import MakerSettings
-from sader.data.shards import SeriesRecord
-from sader.models import build_model
+from sader.data.shards import SeriesRecord, write_shard
+from sader.evaluation.reproduce.tiny import tiny_overrides
+from sader.models import BASELINES, build_model
 from sader.presets import ModelConfig, get_preset
-from sader.training.config import TrainConfig
+from sader.training.config import TrainConfig, resolve
 from sader.training.objective import Objective
 from sader.training.optim import Muon, make_optimizers
 from sader.training.processes import Process
+from sader.training.run import run_training
 from sader.training.trainer import Trainer
 
 
@@ -44,8 +50,8 @@ class Result:
     """Peak GiB."""
 
 
-def make_bank(bands: tuple[str, ...], *, size: int, device: torch.device) -> SeriesBank:
-    """Return a bank of random ground with labelled clouds; the values do not matter for the speed."""
+def make_records(bands: tuple[str, ...], *, size: int) -> list[SeriesRecord]:
+    """Return series of random ground with labelled clouds; the values do not matter for the speed."""
     records = []
     for seed in range(6):
         rng = np.random.default_rng(seed)
@@ -56,7 +62,7 @@ def make_bank(bands: tuple[str, ...], *, size: int, device: torch.device) -> Ser
             labels[k, top : top + size // 3] = 1 + k % 3
             dn[k][:, labels[k] > 0] = 7000
         records.append(SeriesRecord(dn, f"place_{seed}", "cloudsen12", bands, labels))
-    return SeriesBank(records, bands=bands, device=device)
+    return records
 
 
 class Clock:
@@ -175,6 +181,28 @@ def measure(
     return Result(loop, train.batch_size, train.batch_size / seconds, seconds * 1000, waiting, memory)
 
 
+def measure_systems(names: list[str], *, steps: int, tiny: bool) -> None:
+    """Print samples per second of `sader train NAME` with the settings of NAME, at 256 x 256 and three dates.
+
+    Each system trains twice, with `steps` and with three times as many; the difference leaves out the start.
+    """
+    for name in names:
+        changes = tiny_overrides(name) if tiny else ("train.crop=256", "train.dates=3")
+        config = resolve(name, changes)
+        bands = (*config.model.network.bands, *config.model.network.aux_bands)
+        seconds = []
+        with tempfile.TemporaryDirectory() as folder:
+            write_shard(Path(folder) / "random.shard", make_records(bands, size=64 if tiny else 512))
+            for count in (steps, 3 * steps):
+                more = [*changes, f"train.steps={count}", "train.validate_every=0", "train.checkpoint_every=100000"]
+                run = Path(folder) / str(count)
+                weights = run_training(name, run, data=[folder + "/random.shard"], overrides=more, progress=False)
+                seconds.append(float(read_header(weights)["card"]["seconds"]))
+        batch = config.train.batch_size * config.train.accumulate
+        speed = 2 * steps * batch / max(seconds[1] - seconds[0], 1e-9)
+        print(f"{name:14s} batch {batch:3d}: {speed:8.1f} samples/s, {1000 / speed:7.1f} s per 1,000", flush=True)
+
+
 def main() -> None:
     """Measure and print the table."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
@@ -185,11 +213,16 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=20)
     parser.add_argument("--loop", choices=("plain", "optimised"), nargs="+", default=("plain", "optimised"))
     parser.add_argument("--compile", action="store_true", help="torch.compile in the optimised loop")
+    parser.add_argument("--systems", nargs="+", help="measure these systems with their own settings, or all")
     parser.add_argument("--tiny", action="store_true", help="a tiny network on the CPU")
     given = parser.parse_args()
     if not given.tiny and not torch.cuda.is_available():
         print("no GPU here: running --tiny instead; its figures say nothing about a GPU")
         given.tiny = True
+    if given.systems:
+        names = [*BASELINES, "sen2_mtc_new", "sen12mscrts_ea"] if given.systems == ["all"] else given.systems
+        measure_systems(names, steps=2 if given.tiny else given.steps, tiny=given.tiny)
+        return
     device = torch.device("cpu" if given.tiny else "cuda")
     model = get_preset(given.preset)
     if given.tiny:
@@ -197,7 +230,8 @@ def main() -> None:
         model = model.replace(
             network={"widths": [8, 16], "blocks": [1, 1], "fusion_width": 8, "key_width": 8, "head_width": 8}
         )
-    bank = make_bank((*model.network.bands, *model.network.aux_bands), size=48 if given.tiny else 512, device=device)
+    bands = (*model.network.bands, *model.network.aux_bands)
+    bank = SeriesBank(make_records(bands, size=48 if given.tiny else 512), bands=bands, device=device)
     maker = SeriesMaker(bank, MakerSettings(), seed=0)
     results = []
     for batch_size in given.batch:

@@ -224,14 +224,15 @@ def reproduce(
     tables: Annotated[
         list[str] | None,
         typer.Argument(
-            help="table1, table2, mtcdn-ablation, loss-ablation, steps, correction, complexity, pareto, qualitative, "
-            "here, or all."
+            help="table1 to table7, pareto, qualitative, loss-masks, loss-weights, here, or all (of the paper)."
         ),
     ] = None,
     data: Annotated[
         list[str] | None,
         typer.Option(
-            "--data", help="Folder or NAME:FOLDER of a dataset; for here: shards to train on.", rich_help_panel=DATA
+            "--data",
+            help="Folder or NAME:FOLDER of a dataset, eurosat_ms:FOLDER for the guides; for here: shards to train on.",
+            rich_help_panel=DATA,
         ),
     ] = None,
     validation: Annotated[
@@ -252,11 +253,13 @@ def reproduce(
     seed: Seed = 0,
     seconds: Annotated[float | None, typer.Option(help="Training time of each system.")] = None,
     steps: Annotated[int | None, typer.Option(min=1, help="Training steps of each system.")] = None,
-    set_: Annotated[list[str] | None, typer.Option("--set", help="A change to every run; repeatable.")] = None,
+    set_: Annotated[
+        list[str] | None, typer.Option("--set", help="A change to every run, or guide.KEY=VALUE; repeatable.")
+    ] = None,
     only: Annotated[list[str] | None, typer.Option(help="Run only this row; repeatable.")] = None,
     tiny: Annotated[bool, typer.Option("--tiny", help="Tiny networks on synthetic data: minutes on a CPU.")] = False,
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Print the settings, samples and epochs of every run; train nothing.")
+        bool, typer.Option("--dry-run", help="Print settings, samples, epochs and hours of every run; train nothing.")
     ] = False,
     report_only: Annotated[bool, typer.Option("--report-only", help="Write the tables of finished rows only.")] = False,
     listed: Annotated[bool, typer.Option("--list", help="List the tables and their rows.")] = False,
@@ -281,7 +284,9 @@ def reproduce(
         draws=draws, limit=limit, lpips=lpips, examples=examples, seed=seed,
     )  # fmt: skip
     if dry_run:
-        for text in run.dry_run(request):
+        from sader.evaluation.reproduce.dry_run import dry_run as settings_of
+
+        for text in settings_of(request):
             print(text)
         return
     outcome = run.run_reproduce(request, lambda text: typer.echo(text, err=True))

@@ -1,7 +1,7 @@
-"""The two figures of a comparison: qualitative examples, and quality against parameters and cost.
+"""Figures: qualitative examples, quality against parameters and cost, pixel weights of the loss.
 
 The qualitative figure shows for each example its dates, the result of every method, the target and the errors. The
-trade-off figure marks the Pareto front. Both are drawn with Pillow, imported inside the functions: training machines
+trade-off figure marks the Pareto front. All are drawn with Pillow, imported inside the functions: training machines
 may lack it.
 """
 
@@ -106,6 +106,27 @@ def draw_gallery(
             rows += [results[start : start + each], errors[start : start + each]]
     note = f"Errors: black 0, pale yellow {full_scale:g} reflectance; grey: no data. Numbers: PSNR in dB."
     return compose(rows, title=title, note=note, panel_width=panel_width)
+
+
+def draw_loss_masks(items: Sequence[Item], *, title: str) -> Image.Image:
+    """Return the figure of the cloud-aware loss: for each item its dates and target, thickness A, M_A and M_U."""
+    import torch
+
+    from sader.figures.picture import Panel, compose, heat_picture, mask_picture, stretch_limits, true_colour
+    from sader.method.losses import CloudAwareLoss, cloud_thickness
+    from sader.model.blocks import to_model_range
+
+    rows: list[list[Panel]] = []
+    for item in items:
+        limits = stretch_limits([item.clear], bands=item.bands)
+        images = [(f"date {k + 1}", image) for k, image in enumerate(item.cloudy)] + [(item.name, item.clear)]
+        rows.append([Panel(true_colour(image, bands=item.bands, limits=limits), name) for name, image in images])
+        cloudy, clear = (to_model_range(torch.from_numpy(x))[None].float() for x in (item.cloudy, item.clear))
+        cloud, free = CloudAwareLoss().pixel_weights(cloudy, clear)
+        panels = [("thickness A", cloud_thickness(cloudy, clear)), ("cloud weight M_A", cloud)]
+        maps = [Panel(heat_picture(value[0, 0].numpy(), full_scale=1.0), name) for name, value in panels]
+        rows.append([*maps, Panel(mask_picture(free[0, 0].bool().numpy()), "cloud-free pixels M_U")])
+    return compose(rows, title=title, note="Black 0, pale yellow 1; white: M_U = 1.", panel_width=176)
 
 
 FRONT = (118, 66, 168)

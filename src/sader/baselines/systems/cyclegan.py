@@ -188,5 +188,7 @@ SYSTEM = System(
     paper_parameters=11.44,
     paper_gmacs=56.80,
     reference="Zhu et al., ICCV 2017, arXiv 1703.10593",
+    note="The printed 56.80 GMACs are those of 3 bands in and out, with transposed convolutions counted at the size of "
+    "their output.",
     train=GAN_RECIPE,
 )

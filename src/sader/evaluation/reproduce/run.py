@@ -22,7 +22,7 @@ from sader.errors import ConfigError, DataError, SaderError, did_you_mean
 from sader.evaluation.evaluate import score_methods, with_lpips
 from sader.evaluation.methods import RemoverMethod, make_method
 from sader.evaluation.reproduce import published as paper
-from sader.evaluation.reproduce.plans import HERE, TABLES, PlanRow, RunSpec, Table, get_tables
+from sader.evaluation.reproduce.plans import COMPLEXITY, HERE, LOSS_MASKS, TABLES, PlanRow, Table, get_tables
 from sader.evaluation.reproduce.setting import (
     EUROSAT,
     ReproduceRequest,
@@ -32,9 +32,8 @@ from sader.evaluation.reproduce.setting import (
     file_digest,
     scored_items,
     tiny_setting,
-    training_set,
 )
-from sader.evaluation.reproduce.tables import failure_file, row_folder, write_complexity, write_table
+from sader.evaluation.reproduce.tables import failure_file, row_folder, write_complexity, write_loss_masks, write_table
 from sader.evaluation.reproduce.training import needed_guide, run_overrides, train_guide, train_run, training_shards
 from sader.evaluation.results import load, save
 from sader.evaluation.scoring import DEFAULT_METRICS, Method
@@ -79,17 +78,18 @@ def run_reproduce(request: ReproduceRequest, notify: Notify = lambda text: None)
     if not request.report_only:
         for setting in settings.values():
             check_data(setting)
-            training_shards(setting)  # an unreadable image fails here once, not in every row
+            if any(where is setting and row.run is not None for where, row in work):
+                training_shards(setting)  # an unreadable image fails here once, not in every row
         _run_rows(work, outcome, notify)
     for table in tables:
-        if not table.rows:
+        write = write_loss_masks if table.name == LOSS_MASKS else write_table
+        parts = [
+            write(settings[dataset], table, request.out / table.name / settings[dataset].label)
+            for dataset in table.rows
+            if dataset in settings
+        ]
+        if table.name == COMPLEXITY:
             parts = [write_complexity(request.out / table.name, table)]
-        else:
-            parts = [
-                write_table(settings[dataset], table, request.out / table.name / settings[dataset].label)
-                for dataset in table.rows
-                if dataset in settings
-            ]
         for files, text in parts:
             outcome.files.extend(files)
             outcome.texts.append(text)
@@ -193,55 +193,6 @@ def _row_methods(setting: Setting, row: PlanRow) -> tuple[dict[str, Method], dic
         options = replace(options, guide_weights=str(file))
     remover = CloudRemover.from_pretrained(weights, options=options)
     return {row.title: RemoverMethod(remover, mask="true", steps=row.steps)}, origin
-
-
-# --------------------------------------------------------------------------------------------- dry run
-
-
-def dry_run(request: ReproduceRequest) -> list[str]:
-    """Return for every run of the tables its settings, samples, epochs and hours; nothing is trained or written.
-
-    Settings are printed in the notation of --set. Epochs need --data, hours need --seconds.
-    """
-    from sader.config import to_dict
-    from sader.training.config import resolve
-
-    tables = get_tables(request.tables)
-    settings = find_settings(request, tables, needs_data=False)
-    rows_of: dict[tuple[str, RunSpec], list[PlanRow]] = {}
-    for setting, row in plan_rows(request, tables, settings):
-        if row.run is not None:
-            rows_of.setdefault((setting.dataset, row.run), []).append(row)
-    texts = []
-    for (dataset, spec), rows in rows_of.items():
-        setting = settings[dataset]
-        config = resolve(spec.base, run_overrides(setting, spec))
-        train = config.train
-        samples: float | str = train.steps * train.batch_size * train.accumulate
-        epochs = "not known without --data"
-        if train.epochs is not None:
-            samples, epochs = "not known without --data", f"{train.epochs:g}"
-        if setting.root is not None:
-            series = len(training_set(setting)) // config.data.draws
-            samples = samples if train.epochs is None else round(train.epochs * series)
-            epochs = f"{float(samples) / series:.1f} of {series} series"
-        seconds = request.seconds
-        lines = [f"## {setting.label} {spec.name} ({spec.base})", f"rows: {', '.join(row.name for row in rows)}"]
-        if seconds is None:
-            lines += [f"samples: {samples}", f"epochs: {epochs}", "hours: not measured"]
-        else:
-            lines += ["samples, epochs: as many as the time allows", f"hours: {seconds / 3600:.2f}"]
-        lines += [f"guide: {row.name} trains {guide[0]}" for row in rows if (guide := needed_guide(setting, row))]
-        texts.append("\n".join([*lines, *_flat(to_dict(config))]) + "\n")
-    return texts
-
-
-def _flat(values: dict[str, Any], prefix: str = "") -> Iterator[str]:
-    for key, value in values.items():
-        if isinstance(value, dict):
-            yield from _flat(value, f"{prefix}{key}.")
-        else:
-            yield f"{prefix}{key}={json.dumps(value)}"
 
 
 # --------------------------------------------------------------------------------------------- data

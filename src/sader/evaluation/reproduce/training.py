@@ -165,7 +165,7 @@ def guide_changes(setting: Setting, kind: str) -> tuple[str, list[str]]:
     form = kind if request.tiny or setting.dataset == HERE else "mae-paper" if kind == "mae" else kind
     share = GUIDE_SHARE if setting.dataset == HERE else 1.0
     changes = [f"train.seed={request.seed}", *_budget(setting, share)]
-    if form == "mae-paper" and setting.guide_root is None:
+    if form == "mae-paper" and setting.root is not None and setting.guide_root is None:
         changes += ["train.crop=256", "size=null"]
     if request.tiny:
         changes += [text for text in TRAIN if not text.startswith("train.dates")]
