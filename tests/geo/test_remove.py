@@ -439,11 +439,16 @@ def test_a_preview_that_cannot_be_written_is_said_before_the_work(tmp_path, remo
     assert not (tmp_path / "c.tif").exists()
 
 
-@pytest.mark.parametrize(("option", "name"), [("--preview", "look.png"), ("--report", "page.html")])
-def test_no_output_replaces_an_existing_file_unless_told(tmp_path, remove, write_date, option, name):
-    path, taken = write_date(tmp_path / "in" / "a.tif", 0), tmp_path / name
+@pytest.mark.parametrize(
+    ("options", "name"),
+    [(["--preview", "look.png"], "look.png"), (["--report", "page.html"], "page.html"), (["--count"], "c_count.tif"),
+     ([], "c.json")],
+)  # fmt: skip
+def test_no_output_replaces_an_existing_file_unless_told(tmp_path, remove, write_date, options, name, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    path, taken = write_date(tmp_path / "in" / "a.tif", 0), Path(name)
     taken.write_text("mine")
-    arguments = [str(path), "-o", str(tmp_path / "c.tif"), option, str(taken)]
+    arguments = [str(path), "-o", "c.tif", *options]
     code, _, err = remove(*arguments)
     assert code == 2
     assert f"OutputError: {taken} exists. Use --overwrite to replace it" in err

@@ -140,6 +140,16 @@ def test_results_of_other_options_are_refused_before_the_work(tmp_path, folder, 
     assert (read(tmp_path / "out" / f"{DAYS[0]}.tif") != before).any()
 
 
+def test_an_animation_replaces_no_file_of_others(tmp_path, folder, command):
+    taken = tmp_path / "all.gif"
+    taken.write_text("mine")
+    status, _, err = command("series", folder, "-o", tmp_path / "out", "--animation", taken)
+    assert status == 2
+    assert f"{taken} exists. Use --overwrite to replace it" in err
+    assert taken.read_text() == "mine"
+    assert not (tmp_path / "out" / f"{DAYS[0]}.tif").exists()
+
+
 def test_animation_and_points(tmp_path, folder, command):
     x, y = warp.transform("EPSG:32632", "EPSG:4326", [600000 + 10 * 20.5], [5100000 - 10 * 15.5])
     inside = f"{x[0]},{y[0]}"

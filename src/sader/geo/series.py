@@ -211,6 +211,9 @@ class Series:
         done = series._stored([job for _, job in jobs]) if self.is_zarr else None
         if done is None:
             finished = series._finished(jobs)
+            begun = finished or any(resumable(scene.target) for scene, _ in jobs)
+            if animation is not None and Path(animation).exists() and not begun and not options.overwrite:
+                raise OutputError(f"{animation} exists. Use --overwrite to replace it, or choose another name.")
             done = series._clean(finished, progress, notify)
         if not done:
             raise OutputError("no date has a valid pixel on the output grid: nothing was written.")
