@@ -430,3 +430,22 @@ def test_names_that_are_not_utf8_are_refused_and_shown_safely(tmp_path, write_da
     stack = build_stack(open_sources([write_date(tmp_path / "b.tif", 0)]), tiny.config.network, notice=quiet)
     with pytest.raises(OutputError, match="is not valid UTF-8"):
         clear_scene(stack, tiny, path, notice=quiet)
+
+
+def test_control_characters_in_names_do_not_reach_the_terminal(tmp_path, write_date, capsys):
+    from sader.cli.main import main
+
+    write_date(tmp_path / "\x1b[31mred.tif", np.full((4, 8, 8), 60000, np.uint16))
+    with pytest.raises(SystemExit) as caught:
+        main(["remove", str(tmp_path / "\x1b[31mred.tif"), "-o", str(tmp_path / "c.tif")])
+    assert caught.value.code == 2
+    out, err = capsys.readouterr()
+    assert "\\x1b[31mred.tif" in err
+    assert "\x1b" not in out + err
+
+
+def test_json_that_is_nested_without_end_is_refused(tmp_path):
+    path = tmp_path / "item.json"
+    path.write_text('{"type": "Feature", "links": ' + "[" * 100_000 + "]" * 100_000 + "}")
+    with pytest.raises(DataError, match=r"item\.json"):
+        open_sources([path])

@@ -8,6 +8,7 @@ import json
 import os
 import pickle
 import shutil
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -91,7 +92,8 @@ def test_a_stopped_run_goes_on_with_the_same_bits(tmp_path, shared, tiny, predic
     assert not out.exists(), "the output appears only when it is whole"
     predicted.clear()
     texts: list[str] = []
-    report = clear_scene(stack_of(paths, tiny), tiny, out, OPTIONS, notice=texts.append)
+    other_threads = replace(OPTIONS, threads=3)
+    report = clear_scene(stack_of(paths, tiny), tiny, out, other_threads, notice=texts.append)
     assert texts[0] == "resuming a previous run"
     assert sorted(predicted) == sorted(everything)[number // 4 * 4 :], "finished rows of tiles are not computed again"
     np.testing.assert_array_equal(read(out), read(whole))
