@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import inspect
 import json
 import os
 import subprocess
@@ -366,3 +368,25 @@ def tiny_checkpoint(tmp_path_factory):
         path, build_model(config), config, card={"training_data": "made for a test", "licence": "Apache-2.0"}
     )
     return path
+
+
+@pytest.mark.parametrize("command", ["evaluate", "remove"])
+def test_every_shared_option_is_a_field_of_the_request(command):
+    """Requests are filled by name: an option without a field would be ignored."""
+    from sader.cli import evaluate, options
+    from sader.evaluation.data import DataRequest
+    from sader.evaluation.evaluate import EvaluationRequest
+    from sader.geo.remove import RemoveRequest
+    from sader.geo.scene.options import SceneOptions
+
+    groups, requests = {
+        "evaluate": ([evaluate.data_options, evaluate.method_options], [DataRequest, EvaluationRequest]),
+        "remove": (
+            [options.reading_options, options.tile_options, options.run_options],
+            [RemoveRequest, SceneOptions],
+        ),
+    }[command]
+    taken = {name for group in groups for name in inspect.signature(group).parameters}
+    known = {field.name for request in requests for field in dataclasses.fields(request)}
+    assert taken <= known
+    assert len(taken) > 20

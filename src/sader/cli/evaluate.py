@@ -1,148 +1,104 @@
 """`sader evaluate`, `sader compare` and `sader reproduce`.
 
-The first two build the same request; `compare` adds paired tests, costs and figures. Their shared options are declared
-once at the top.
+The first two build the same request from the same options; `compare` adds paired tests, costs and figures.
 """
 
 import json
 import sys
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
-from sader.cli.options import AsJson, Coverage, Dataset, Lists, Partial, Sampler
+from sader.cli.options import AsJson, Coverage, Dataset, Lists, Partial, Sampler, option, takes
 
 app = typer.Typer()
 
 DATA, METHODS, REPORT = "Data", "Methods", "Report"
 
-Models = Annotated[
-    list[str],
-    typer.Argument(
-        help="Shipped names, checkpoint files, run folders or classical names; NAME=FILE sets the label, FILE@4+1 the "
-        "sampling steps."
-    ),
-]
-Data = Annotated[
-    list[Path], typer.Option("--data", help="Shards or a folder of scenes; repeatable.", rich_help_panel=DATA)
-]
-Split = Annotated[
-    str,
-    typer.Option(help="Part of a known dataset: val, train, all; with --dataset also test.", rich_help_panel=DATA),
-]
-Protocol = Annotated[
-    str | None,
-    typer.Option(
-        help="With --dataset: mtc_stretch (beside reflectance) or reflectance; default: as published.",
-        rich_help_panel=DATA,
-    ),
-]
-Clouds = Annotated[
-    list[Path] | None,
-    typer.Option("--clouds", help="Labelled places whose clouds are pasted; repeatable.", rich_help_panel=DATA),
-]
-Dates = Annotated[int | None, typer.Option(min=1, help="Dates of each item; default: all.", rich_help_panel=DATA)]
-Limit = Annotated[int | None, typer.Option(min=1, help="Items per place; default: all.", rich_help_panel=DATA)]
-Seed = Annotated[int, typer.Option(help="Seed of every random choice.", rich_help_panel=DATA)]
-Mask = Annotated[
-    str, typer.Option(help="Masks given to the models: true, reference, or own (none).", rich_help_panel=METHODS)
-]
-Steps = Annotated[
-    str | None,
-    typer.Option(
-        help="Sampling steps: 1, 4, or 4+1 with resampling; default: each model's own.", rich_help_panel=METHODS
-    ),
-]
-Samples = Annotated[
-    int, typer.Option(min=1, help="Results averaged; from 2 on their spread is scored.", rich_help_panel=METHODS)
-]
-Guide = Annotated[
-    str | None, typer.Option(help="Guide of the resampling: none, mean, conv or mae.", rich_help_panel=METHODS)
-]
-GuideWeights = Annotated[
-    str | None, typer.Option(help="Weights of the guide (sader pretrain-guide).", rich_help_panel=METHODS)
-]
-Resampling = Annotated[
-    str | None,
-    typer.Option(
-        help="Variant of the resampling: paper (Algorithm 1), public_code or default; default: each model's own.",
-        rich_help_panel=METHODS,
-    ),
-]
-Classical = Annotated[
-    bool, typer.Option("--classical/--no-classical", help="Score the classical methods too.", rich_help_panel=METHODS)
-]
-Rules = Annotated[
-    bool, typer.Option("--rules", help="Score classical methods with rule-based masks too.", rich_help_panel=METHODS)
-]
-Lpips = Annotated[
-    bool | None,
-    typer.Option("--lpips/--no-lpips", help="Score LPIPS; default: if installed.", rich_help_panel=REPORT),
-]
-Pictures = Annotated[
-    int, typer.Option(min=0, help="Best and worst cases drawn for each model.", rich_help_panel=REPORT)
-]
-Examples = Annotated[int, typer.Option(min=0, help="Items in the qualitative figure.", rich_help_panel=REPORT)]
-Out = Annotated[
-    Path | None,
-    typer.Option("--out", "-o", help="Folder for tables, JSON, CSV, figures and pictures.", rich_help_panel=REPORT),
-]
+Split = Annotated[str, option("Part of a known dataset: val, train, all; with --dataset also test.", DATA)]
+Limit = Annotated[int | None, option("Items per place; default: all.", DATA, min=1)]
+Seed = Annotated[int, option("Seed of every random choice.", DATA)]
+Lpips = Annotated[bool | None, option("Score LPIPS; default: if installed.", REPORT, "--lpips/--no-lpips")]
+Examples = Annotated[int, option("Items in the qualitative figure.", REPORT, min=0)]
 
 
-@app.command()
-def evaluate(
-    models: Models,
-    data: Data,
-    task: Annotated[
-        str,
-        typer.Option(help="clean (this date), paper (another date) or simulated (clouds).", rich_help_panel=DATA),
-    ] = "clean",
+def data_options(
+    models: Annotated[
+        list[str],
+        typer.Argument(
+            help="Shipped names, checkpoint files, run folders or classical names; NAME=FILE sets the label, FILE@4+1 "
+            "the sampling steps."
+        ),
+    ],
+    data: Annotated[list[Path], option("Shards or a folder of scenes; repeatable.", DATA, "--data")],
     split: Split = "val",
     dataset: Dataset = None,
     sampler: Sampler = "leak_free",
-    protocol: Protocol = None,
+    protocol: Annotated[
+        str | None,
+        option("With --dataset: mtc_stretch (beside reflectance) or reflectance; default: as published.", DATA),
+    ] = None,
     lists: Lists = None,
     partial: Partial = False,
     coverage: Coverage = "auto",
-    clouds: Clouds = None,
-    dates: Dates = None,
+    clouds: Annotated[
+        list[Path] | None, option("Labelled places whose clouds are pasted; repeatable.", DATA, "--clouds")
+    ] = None,
+    dates: Annotated[int | None, option("Dates of each item; default: all.", DATA, min=1)] = None,
     limit: Limit = None,
     seed: Seed = 0,
-    mask: Mask = "true",
-    steps: Steps = None,
-    samples: Samples = 1,
-    guide: Guide = None,
-    guide_weights: GuideWeights = None,
-    resampling: Resampling = None,
-    classical: Classical = True,
-    rules: Rules = False,
+) -> None:
+    """Options of the data that is scored, and the models."""
+
+
+def method_options(
+    mask: Annotated[str, option("Masks given to the models: true, reference, or own (none).", METHODS)] = "true",
+    steps: Annotated[
+        str | None, option("Sampling steps: 1, 4, or 4+1 with resampling; default: each model's own.", METHODS)
+    ] = None,
+    samples: Annotated[int, option("Results averaged; from 2 on their spread is scored.", METHODS, min=1)] = 1,
+    guide: Annotated[str | None, option("Guide of the resampling: none, mean, conv or mae.", METHODS)] = None,
+    guide_weights: Annotated[str | None, option("Weights of the guide (sader pretrain-guide).", METHODS)] = None,
+    resampling: Annotated[
+        str | None,
+        option(
+            "Variant of the resampling: paper (Algorithm 1), public_code or default; default: each model's own.",
+            METHODS,
+        ),
+    ] = None,
+    classical: Annotated[
+        bool, option("Score the classical methods too.", METHODS, "--classical/--no-classical")
+    ] = True,
+    rules: Annotated[bool, option("Score classical methods with rule-based masks too.", METHODS, "--rules")] = False,
     lpips: Lpips = None,
-    pictures: Pictures = 2,
-    out: Out = None,
+    pictures: Annotated[int, option("Best and worst cases drawn for each model.", REPORT, min=0)] = 2,
+    out: Annotated[
+        Path | None, option("Folder for tables, JSON, CSV, figures and pictures.", REPORT, "--out", "-o")
+    ] = None,
+) -> None:
+    """Options of the methods and of the report."""
+
+
+@app.command()
+@takes(data_options, method_options)
+def evaluate(
+    task: Annotated[str, option("clean (this date), paper (another date) or simulated (clouds).", DATA)] = "clean",
     as_json: AsJson = False,
+    **given: Any,
 ) -> None:
     """Score models beside the classical methods on items with known truth."""
-    from sader.evaluation.data import DataRequest
-    from sader.evaluation.evaluate import EvaluationRequest, run_evaluation
+    from sader.evaluation.evaluate import run_evaluation
     from sader.evaluation.report import markdown, print_summary, report_json
 
-    source = DataRequest(
-        data=tuple(data), split=split, dataset=dataset, sampler=sampler, protocol=protocol, lists=lists,
-        partial=partial, coverage=coverage, clouds=tuple(clouds or ()), dates=dates, limit=limit, seed=seed,
-    )  # fmt: skip
-    request = EvaluationRequest(
-        models=tuple(models), data=source, tasks=(task,), mask=mask, steps=steps, samples=samples, guide=guide,
-        guide_weights=guide_weights, resampling=resampling, classical=classical, rules=rules, lpips=lpips,
-        pictures=pictures, out=out,
-    )  # fmt: skip
-    (found,) = run_evaluation(request, _show_progress)
+    (found,) = run_evaluation(_request({**given, "tasks": (task,)}), _show_progress)
     if as_json:
         print(json.dumps(report_json(found.report), indent=2))
         return
     if sys.stdout.isatty():
         print_summary(found.report)
-        if out is None:
+        if given["out"] is None:
             typer.echo("all tables, with intervals, places and regions: --out FOLDER, or to a pipe.", err=True)
     else:
         print(markdown(found.report))
@@ -151,61 +107,25 @@ def evaluate(
 
 
 @app.command()
+@takes(data_options, method_options)
 def compare(
-    models: Models,
-    data: Data,
     task: Annotated[
-        list[str] | None,
-        typer.Option(help="clean, paper or simulated; repeatable; default: clean and paper.", rich_help_panel=DATA),
+        list[str] | None, option("clean, paper or simulated; repeatable; default: clean and paper.", DATA)
     ] = None,
-    split: Split = "val",
-    dataset: Dataset = None,
-    sampler: Sampler = "leak_free",
-    protocol: Protocol = None,
-    lists: Lists = None,
-    partial: Partial = False,
-    coverage: Coverage = "auto",
-    clouds: Clouds = None,
-    dates: Dates = None,
-    limit: Limit = None,
-    seed: Seed = 0,
-    mask: Mask = "true",
-    steps: Steps = None,
-    samples: Samples = 1,
-    guide: Guide = None,
-    guide_weights: GuideWeights = None,
-    resampling: Resampling = None,
-    classical: Classical = True,
-    rules: Rules = False,
-    lpips: Lpips = None,
     against: Annotated[
-        str | None,
-        typer.Option(help="The method all others are tested against; default: the first.", rich_help_panel=REPORT),
+        str | None, option("The method all others are tested against; default: the first.", REPORT)
     ] = None,
-    metric: Annotated[
-        str, typer.Option(help="Metric of the tests and of the Pareto figure.", rich_help_panel=REPORT)
-    ] = "psnr",
+    metric: Annotated[str, option("Metric of the tests and of the Pareto figure.", REPORT)] = "psnr",
     examples: Examples = 3,
-    pictures: Pictures = 2,
-    out: Out = None,
     as_json: AsJson = False,
+    **given: Any,
 ) -> None:
     """Evaluate models and add paired tests, costs, the Pareto figure and the qualitative figure."""
-    from sader.evaluation.data import DataRequest
-    from sader.evaluation.evaluate import EvaluationRequest, run_evaluation
+    from sader.evaluation.evaluate import run_evaluation
     from sader.evaluation.report import markdown, report_json
 
-    source = DataRequest(
-        data=tuple(data), split=split, dataset=dataset, sampler=sampler, protocol=protocol, lists=lists,
-        partial=partial, coverage=coverage, clouds=tuple(clouds or ()), dates=dates, limit=limit, seed=seed,
-    )  # fmt: skip
-    request = EvaluationRequest(
-        models=tuple(models), data=source, tasks=tuple(task or ("clean", "paper")), mask=mask, steps=steps,
-        samples=samples, guide=guide, guide_weights=guide_weights, resampling=resampling, classical=classical,
-        rules=rules, lpips=lpips, compare=True, against=against, metric=metric, examples=examples, pictures=pictures,
-        out=out,
-    )  # fmt: skip
-    found = run_evaluation(request, _show_progress)
+    own = {"tasks": task or ["clean", "paper"], "against": against, "metric": metric, "examples": examples}
+    found = run_evaluation(_request({**given, **own, "compare": True}), _show_progress)
     if as_json:
         print(json.dumps([report_json(each.report) for each in found], indent=2))
         return
@@ -213,6 +133,18 @@ def compare(
         print(markdown(each.report))
         for path in each.files:
             typer.echo(f"wrote {path}", err=True)
+
+
+def _request(given: Mapping[str, Any]) -> Any:
+    """Return the `EvaluationRequest` of the options of a command, by name."""
+    from sader.evaluation.data import DataRequest
+    from sader.evaluation.evaluate import EvaluationRequest
+
+    plain: dict[str, Any] = {name: tuple(value) if isinstance(value, list) else value for name, value in given.items()}
+    plain["clouds"] = plain["clouds"] or ()
+    source = {name: plain[name] for name in DataRequest.__dataclass_fields__ if name in plain}
+    rest = {name: plain[name] for name in EvaluationRequest.__dataclass_fields__ if name in plain and name != "data"}
+    return EvaluationRequest(data=DataRequest(**source), **rest)
 
 
 def _show_progress(done: int, name: str) -> None:
@@ -229,25 +161,20 @@ def reproduce(
     ] = None,
     data: Annotated[
         list[str] | None,
-        typer.Option(
+        option(
+            "Folder or NAME:FOLDER of a dataset, eurosat_ms:FOLDER for the guides; for here: shards to train on.",
+            DATA,
             "--data",
-            help="Folder or NAME:FOLDER of a dataset, eurosat_ms:FOLDER for the guides; for here: shards to train on.",
-            rich_help_panel=DATA,
         ),
     ] = None,
-    validation: Annotated[
-        list[str] | None, typer.Option(help="For here: shards to score on; repeatable.", rich_help_panel=DATA)
-    ] = None,
+    validation: Annotated[list[str] | None, option("For here: shards to score on; repeatable.", DATA)] = None,
     sampler: Sampler = "leak_free",
-    split: Annotated[str, typer.Option(help="Split that is scored.", rich_help_panel=DATA)] = "test",
+    split: Annotated[str, option("Split that is scored.", DATA)] = "test",
     lists: Lists = None,
     partial: Partial = False,
     coverage: Coverage = "auto",
     draws: Annotated[
-        int,
-        typer.Option(
-            min=1, help="SEN12MS-CR-TS: training series of each patch, each with its own target.", rich_help_panel=DATA
-        ),
+        int, option("SEN12MS-CR-TS: training series of each patch, each with its own target.", DATA, min=1)
     ] = 1,
     limit: Limit = None,
     seed: Seed = 0,
@@ -265,9 +192,7 @@ def reproduce(
     listed: Annotated[bool, typer.Option("--list", help="List the tables and their rows.")] = False,
     lpips: Lpips = None,
     examples: Examples = 3,
-    out: Annotated[
-        Path, typer.Option("--out", "-o", help="Folder of runs, rows and tables.", rich_help_panel=REPORT)
-    ] = Path("reproduce"),
+    out: Annotated[Path, option("Folder of runs, rows and tables.", REPORT, "--out", "-o")] = Path("reproduce"),
 ) -> None:
     """Train and score a table or figure of the paper; an interrupted command continues where it stopped."""
     from sader.evaluation.reproduce import run

@@ -1,10 +1,18 @@
-"""Options that several commands share, each declared once."""
+"""Options that several commands share, each declared once: as a type, or as the signature of a group of options."""
 
+import inspect
+from collections.abc import Callable
 from typing import Annotated, Any
 
 import typer
 
 DATA = "Data"
+
+
+def option(help: str, panel: str | None = None, *names: str, **more: Any) -> Any:
+    """Return an option with its panel of the help page."""
+    return typer.Option(*names, help=help, rich_help_panel=panel, **more)
+
 
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON on standard output.")]
 Device = Annotated[str | None, typer.Option(help="cpu, cuda or cuda:1; default: a GPU if there is one.")]
@@ -14,24 +22,12 @@ Model = Annotated[
 Seed = Annotated[int, typer.Option(help="Seed of the noise: the same seed gives the same image.")]
 Steps = Annotated[str | None, typer.Option(help="Sampling steps: 4, or 4+1 with resampling; default: the model's own.")]
 
-Dataset = Annotated[
-    str | None,
-    typer.Option(help="The data is this public dataset (sader data list) in its own layout.", rich_help_panel=DATA),
-]
-Sampler = Annotated[str, typer.Option(help="Dates of a public dataset: leak_free or published.", rich_help_panel=DATA)]
-Lists = Annotated[
-    str | None,
-    typer.Option(help="Split lists of a public dataset: folder, frozen, hash, or a file.", rich_help_panel=DATA),
-]
-Partial = Annotated[
-    bool, typer.Option("--partial", help="Use the places on disk where some are missing.", rich_help_panel=DATA)
-]
+Dataset = Annotated[str | None, option("The data is this public dataset (sader data list) in its own layout.", DATA)]
+Sampler = Annotated[str, option("Dates of a public dataset: leak_free or published.", DATA)]
+Lists = Annotated[str | None, option("Split lists of a public dataset: folder, frozen, hash, or a file.", DATA)]
+Partial = Annotated[bool, option("Use the places on disk where some are missing.", DATA, "--partial")]
 Coverage = Annotated[
-    str,
-    typer.Option(
-        help="SEN12MS-CR-TS: cloud cover by auto, masks, s2cloudless, rules or a table (sader data cover).",
-        rich_help_panel=DATA,
-    ),
+    str, option("SEN12MS-CR-TS: cloud cover by auto, masks, s2cloudless, rules or a table (sader data cover).", DATA)
 ]
 
 # ------------------------------------------------------------------------------------------------ scenes
@@ -39,78 +35,109 @@ Coverage = Annotated[
 READING, TILES, WRITING, WORKING = "Reading the input", "Masks and tiles", "More outputs", "Model and machine"
 
 
-def option(help: str, panel: str | None = None, *names: str, **more: Any) -> Any:
-    """Return an option with its panel of the help page."""
-    return typer.Option(*names, help=help, rich_help_panel=panel, **more)
+def takes(*groups: Callable[..., None]) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Return a decorator: the command also takes the parameters of these functions, and gets them as keywords."""
+
+    def decorate(command: Callable[..., None]) -> Callable[..., None]:
+        own = inspect.signature(command)
+        found = [one for group in groups for one in inspect.signature(group).parameters.values()]
+        found += [one for one in own.parameters.values() if one.kind is not one.VAR_KEYWORD]
+        found.sort(key=lambda one: one.default is not one.empty)
+        vars(command)["__signature__"] = own.replace(parameters=found)  # Typer reads it
+        return command
+
+    return decorate
 
 
-Inputs = Annotated[
-    list[str] | None,
-    typer.Argument(help="GeoTIFFs, folders, .SAFE products or STAC items of one place, or one Zarr store."),
-]
-Overwrite = Annotated[bool, option("Replace existing outputs.", None, "--overwrite")]
-Bands = Annotated[
-    str | None,
-    option("Names in the order of the file, or rgb, rgbn, bgrn, grn, 10-band, 12-band, 13-band.", READING),
-]
-Offset = Annotated[str, option("auto, none, or counts such as -1000 (baseline 04.00).", READING)]
-Scale = Annotated[float | None, option("Reflectance per count; default: that of the file.", READING)]
-OutputGrid = Annotated[
-    str | None,
-    option("Output grid: a raster file, EPSG:32632 or EPSG:32632/20; default: the first input.", READING),
-]
-Stac = Annotated[str | None, option("STAC API to search instead of files.", READING)]
-Bbox = Annotated[str | None, option("Area: west,south,east,north in degrees.", READING)]
-Aoi = Annotated[str | None, option("Area: the box around the shapes of a GeoJSON file.", READING)]
-Dates = Annotated[str | None, option("2022-03-01/2022-05-31, with --stac.", READING)]
-Collection = Annotated[str | None, option("STAC collection; default sentinel-2-l2a.", READING)]
-Mask = Annotated[
-    list[str] | None,
-    option(
-        "auto, own, scl, fmask, qa_pixel, qa60 (with classes or bits: scl:3,8,9), s2cloudless, omnicloudmask, a "
-        "folder, or a mask file for each date (repeat).",
-        TILES,
-    ),
-]
-MaskValues = Annotated[str | None, option("Values of mask files that count as cloud or shadow, such as 2,4.", TILES)]
-CloudThreshold = Annotated[
-    float | None, option("Probability that counts as cloud in masks of the model; default 0.5.", TILES)
-]
-MaskGrowth = Annotated[int | None, option("Pixels by which masks of the model are widened; default 2.", TILES)]
-TileEdge = Annotated[int | None, option("Edge of a tile in pixels; default 512.", TILES)]
-Overlap = Annotated[int | None, option("Pixels shared by neighbouring tiles; default 64.", TILES)]
-Uncertainty = Annotated[bool, option("NAME_uncertainty.tif: expected error in reflectance.", WRITING, "--uncertainty")]
-Count = Annotated[bool, option("NAME_count.tif: number of clear observations.", WRITING, "--count")]
-Provenance = Annotated[bool, option("NAME_provenance.tif: 1 observed, 2 reconstructed.", WRITING, "--provenance")]
-SceneModel = Annotated[
-    str | None,
-    option(
-        "Shipped weights, a preset or a checkpoint file; default: sader-s2-rgbn, or for files with more bands "
-        "sader-s2-msi.",
-        WORKING,
-    ),
-]
-SceneSteps = Annotated[str | None, option("Sampling steps: 4, or 4+1; default: those of the model.", WORKING)]
-Resampling = Annotated[
-    str | None, option("Variant of the resampling: paper (Algorithm 1), public_code or default.", WORKING)
-]
-Guide = Annotated[str | None, option("Guide of the resampling: mae, conv, mean, lowpass or none.", WORKING)]
-GuideWeights = Annotated[str | None, option("Weights of the guide mae or conv (sader pretrain-guide).", WORKING)]
-Samples = Annotated[
-    int | None,
-    option("Results averaged; default 1, or 4 for --uncertainty of a model that states no error.", WORKING, min=1),
-]
-SceneSeed = Annotated[int, option("The same seed gives the same image.", WORKING)]
-SceneDevice = Annotated[str | None, option("cpu, cuda or cuda:1; default: a GPU if there is one.", WORKING)]
-Threads = Annotated[
-    int | None, option("Processor cores used on a CPU; default: all that are available.", WORKING, min=1)
-]
-BatchSize = Annotated[int | None, option("Tiles computed together on a GPU; default 8.", WORKING, min=1)]
-Backend = Annotated[
-    str | None,
-    option("torch (default on a CPU), accelerated (half precision, default on a GPU) or onnx.", WORKING),
-]
-Dask = Annotated[
-    str | None,
-    option("Compute on a dask cluster: address or file of its scheduler, or local (this process).", WORKING),
-]
+def reading_options(
+    inputs: Annotated[
+        list[str] | None,
+        typer.Argument(help="GeoTIFFs, folders, .SAFE products or STAC items of one place, or one Zarr store."),
+    ] = None,
+    overwrite: Annotated[bool, option("Replace existing outputs.", None, "--overwrite")] = False,
+    bands: Annotated[
+        str | None,
+        option("Names in the order of the file, or rgb, rgbn, bgrn, grn, 10-band, 12-band, 13-band.", READING),
+    ] = None,
+    offset: Annotated[str, option("auto, none, or counts such as -1000 (baseline 04.00).", READING)] = "auto",
+    scale: Annotated[float | None, option("Reflectance per count; default: that of the file.", READING)] = None,
+    grid: Annotated[
+        str | None,
+        option("Output grid: a raster file, EPSG:32632 or EPSG:32632/20; default: the first input.", READING),
+    ] = None,
+    stac: Annotated[str | None, option("STAC API to search instead of files.", READING)] = None,
+    bbox: Annotated[str | None, option("Area: west,south,east,north in degrees.", READING)] = None,
+    aoi: Annotated[str | None, option("Area: the box around the shapes of a GeoJSON file.", READING)] = None,
+    dates: Annotated[str | None, option("2022-03-01/2022-05-31, with --stac.", READING)] = None,
+    collection: Annotated[str | None, option("STAC collection; default sentinel-2-l2a.", READING)] = None,
+) -> None:
+    """Options of the commands that read scenes: what is read, and where from."""
+
+
+def tile_options(
+    mask: Annotated[
+        list[str] | None,
+        option(
+            "auto, own, scl, fmask, qa_pixel, qa60 (with classes or bits: scl:3,8,9), s2cloudless, omnicloudmask, a "
+            "folder, or a mask file for each date (repeat).",
+            TILES,
+        ),
+    ] = None,
+    mask_values: Annotated[
+        str | None, option("Values of mask files that count as cloud or shadow, such as 2,4.", TILES)
+    ] = None,
+    cloud_threshold: Annotated[
+        float | None, option("Probability that counts as cloud in masks of the model; default 0.5.", TILES)
+    ] = None,
+    mask_growth: Annotated[
+        int | None, option("Pixels by which masks of the model are widened; default 2.", TILES)
+    ] = None,
+    tile: Annotated[int | None, option("Edge of a tile in pixels; default 512.", TILES)] = None,
+    overlap: Annotated[int | None, option("Pixels shared by neighbouring tiles; default 64.", TILES)] = None,
+) -> None:
+    """Options of their masks and tiles."""
+
+
+def run_options(
+    uncertainty: Annotated[
+        bool, option("NAME_uncertainty.tif: expected error in reflectance.", WRITING, "--uncertainty")
+    ] = False,
+    count: Annotated[bool, option("NAME_count.tif: number of clear observations.", WRITING, "--count")] = False,
+    provenance: Annotated[
+        bool, option("NAME_provenance.tif: 1 observed, 2 reconstructed.", WRITING, "--provenance")
+    ] = False,
+    model: Annotated[
+        str | None,
+        option(
+            "Shipped weights, a preset or a checkpoint file; default: sader-s2-rgbn, or for files with more bands "
+            "sader-s2-msi.",
+            WORKING,
+        ),
+    ] = None,
+    steps: Annotated[str | None, option("Sampling steps: 4, or 4+1; default: those of the model.", WORKING)] = None,
+    resampling: Annotated[
+        str | None, option("Variant of the resampling: paper (Algorithm 1), public_code or default.", WORKING)
+    ] = None,
+    guide: Annotated[str | None, option("Guide of the resampling: mae, conv, mean, lowpass or none.", WORKING)] = None,
+    guide_weights: Annotated[
+        str | None, option("Weights of the guide mae or conv (sader pretrain-guide).", WORKING)
+    ] = None,
+    samples: Annotated[
+        int | None,
+        option("Results averaged; default 1, or 4 for --uncertainty of a model that states no error.", WORKING, min=1),
+    ] = None,
+    seed: Annotated[int, option("The same seed gives the same image.", WORKING)] = 0,
+    device: Annotated[str | None, option("cpu, cuda or cuda:1; default: a GPU if there is one.", WORKING)] = None,
+    threads: Annotated[
+        int | None, option("Processor cores used on a CPU; default: all that are available.", WORKING, min=1)
+    ] = None,
+    batch_size: Annotated[int | None, option("Tiles computed together on a GPU; default 8.", WORKING, min=1)] = None,
+    backend: Annotated[
+        str | None, option("torch (default on a CPU), accelerated (half precision, default on a GPU) or onnx.", WORKING)
+    ] = None,
+    dask: Annotated[
+        str | None,
+        option("Compute on a dask cluster: address or file of its scheduler, or local (this process).", WORKING),
+    ] = None,
+) -> None:
+    """Options of their further outputs, of the model and of the machine."""

@@ -10,8 +10,7 @@ from typing import Annotated, Any
 
 import typer
 
-from sader.cli import options as shared
-from sader.cli.options import WRITING, AsJson, option
+from sader.cli.options import WRITING, AsJson, option, reading_options, run_options, takes, tile_options
 from sader.errors import printable
 
 LOG_EVERY = 60.0
@@ -21,111 +20,52 @@ app = typer.Typer()
 
 
 @app.command()
+@takes(reading_options, tile_options, run_options)
 def remove(
-    inputs: shared.Inputs = None,
     out: Annotated[Path, option("GeoTIFF to write (.zarr for a Zarr store).", None, "--out", "-o")] = Path("clear.tif"),
     reference: Annotated[
         str, option("Date to clean: a file name, a date, auto (the clearest) or none (a new image).")
     ] = "auto",
-    overwrite: shared.Overwrite = False,
     as_json: AsJson = False,
-    bands: shared.Bands = None,
-    offset: shared.Offset = "auto",
-    scale: shared.Scale = None,
-    grid: shared.OutputGrid = None,
-    stac: shared.Stac = None,
-    bbox: shared.Bbox = None,
-    aoi: shared.Aoi = None,
-    dates: shared.Dates = None,
-    collection: shared.Collection = None,
-    mask: shared.Mask = None,
-    mask_values: shared.MaskValues = None,
-    cloud_threshold: shared.CloudThreshold = None,
-    mask_growth: shared.MaskGrowth = None,
-    tile: shared.TileEdge = None,
-    overlap: shared.Overlap = None,
-    uncertainty: shared.Uncertainty = False,
-    count: shared.Count = False,
-    provenance: shared.Provenance = False,
     preview: Annotated[Path | None, option("PNG of the inputs and the result.", WRITING)] = None,
     report: Annotated[
         Path | None, option("HTML page about the run; also writes provenance (and uncertainty).", WRITING)
     ] = None,
     item: Annotated[bool, option("STAC item beside the output.", WRITING, "--item/--no-item")] = True,
-    model: shared.SceneModel = None,
-    steps: shared.SceneSteps = None,
-    resampling: shared.Resampling = None,
-    guide: shared.Guide = None,
-    guide_weights: shared.GuideWeights = None,
-    samples: shared.Samples = None,
-    seed: shared.SceneSeed = 0,
-    device: shared.SceneDevice = None,
-    threads: shared.Threads = None,
-    batch_size: shared.BatchSize = None,
-    backend: shared.Backend = None,
-    dask: shared.Dask = None,
+    **given: Any,
 ) -> None:
     """Remove the clouds of your own scene: several dates in, one cloud-free map out."""
-    given = dict(locals())
+    own = {"out": out, "reference": reference, "preview": preview, "report": report, "item": item}
     with _watched(given) as callbacks:
         from sader.geo.remove import run_remove
 
-        done = run_remove(_request(given), **callbacks)
+        done = run_remove(_request({**given, **own}), **callbacks)
     _print(done, as_json, print_report)
 
 
 @app.command()
+@takes(reading_options, tile_options, run_options)
 def series(
-    inputs: shared.Inputs = None,
     out: Annotated[Path, option("Folder of GeoTIFFs to write, or NAME.zarr.", None, "--out", "-o")] = Path("series"),
     nearest: Annotated[
         int | None, option("Clean each date with this many dates nearest in time; default: all dates.", None, min=1)
     ] = None,
-    overwrite: shared.Overwrite = False,
     as_json: AsJson = False,
-    bands: shared.Bands = None,
-    offset: shared.Offset = "auto",
-    scale: shared.Scale = None,
-    grid: shared.OutputGrid = None,
-    stac: shared.Stac = None,
-    bbox: shared.Bbox = None,
-    aoi: shared.Aoi = None,
-    dates: shared.Dates = None,
-    collection: shared.Collection = None,
-    mask: shared.Mask = None,
-    mask_values: shared.MaskValues = None,
-    cloud_threshold: shared.CloudThreshold = None,
-    mask_growth: shared.MaskGrowth = None,
-    tile: shared.TileEdge = None,
-    overlap: shared.Overlap = None,
     animation: Annotated[Path | None, option("GIF of all dates, before and after.", WRITING)] = None,
     point: Annotated[
         list[str] | None,
         option("NDVI before and after at longitude,latitude, as CSV and PNG in the output folder (repeat).", WRITING),
     ] = None,
-    uncertainty: shared.Uncertainty = False,
-    count: shared.Count = False,
-    provenance: shared.Provenance = False,
-    model: shared.SceneModel = None,
-    steps: shared.SceneSteps = None,
-    resampling: shared.Resampling = None,
-    guide: shared.Guide = None,
-    guide_weights: shared.GuideWeights = None,
-    samples: shared.Samples = None,
-    seed: shared.SceneSeed = 0,
-    device: shared.SceneDevice = None,
-    threads: shared.Threads = None,
-    batch_size: shared.BatchSize = None,
-    backend: shared.Backend = None,
-    dask: shared.Dask = None,
+    **given: Any,
 ) -> None:
     """Remove the clouds of every date: a folder of dates in, the same dates cloud-free out."""
-    given = dict(locals())
     with _watched(given) as callbacks:
         from sader.geo.series import run_series
 
         gif = None if animation is None else str(animation)
-        done = run_series(_request(given), nearest=nearest, animation=gif, points=tuple(point or ()), **callbacks)
+        done = run_series(
+            _request({**given, "out": out}), nearest=nearest, animation=gif, points=tuple(point or ()), **callbacks
+        )
     _print(done, as_json, print_series)
 
 

@@ -34,8 +34,7 @@ def export(
     model: Annotated[str, typer.Argument(help="Shipped weights, a preset or a checkpoint file.")],
     out: Annotated[Path, typer.Option("--out", "-o", help="The file to write: *.onnx or *.pt2.")],
     format: Annotated[
-        str | None,
-        typer.Option(help="onnx, or torch-export (takes about a minute); default: by the file's ending."),
+        str | None, typer.Option(help="onnx, or torch-export (takes about a minute); default: by the file's ending.")
     ] = None,
     steps: Annotated[int | None, typer.Option(min=1, help="Sampling steps; default: the model's own.")] = None,
     as_json: AsJson = False,
