@@ -35,13 +35,14 @@ def write_atomically(path: Path, content: bytes | Iterable[bytes]) -> None:
 
 
 def _running(process: str) -> bool:
-    """Whether a process of this number runs."""
-    try:
-        os.kill(int(process), 0)
-    except (ValueError, ProcessLookupError):
-        return False
-    except OSError:  # it belongs to another user
-        return True
+    """Whether a process of this number runs, as far as is known."""
+    if os.name == "posix":  # elsewhere the signal 0 has another meaning
+        try:
+            os.kill(int(process), 0)
+        except (ValueError, ProcessLookupError):
+            return False
+        except PermissionError:  # it belongs to another user
+            return True
     return True
 
 
