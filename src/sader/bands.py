@@ -38,7 +38,7 @@ def rgb_indices(bands: Sequence[str]) -> tuple[int, int, int]:
 
 
 WORDS: dict[str, tuple[str, ...]] = {
-    "B01": ("coastal", "coastalaerosol", "aerosol", "ultrablue"),
+    "B01": ("coastal", "coastalaerosol", "coastalblue", "aerosol", "ultrablue"),
     "B02": ("blue", "b"),
     "B03": ("green", "g"),
     "B04": ("red", "r"),
@@ -130,6 +130,18 @@ def names_of_file(descriptions: Sequence[str | None]) -> tuple[str, ...] | None:
             names[number] = f"{texts[number]} (band {number + 1})"
         seen.add(names[number])
     return tuple(names)
+
+
+def planetscope_names(title: str, count: int) -> tuple[str, ...] | None:
+    """Return the names of the bands of a PlanetScope file (..._AnalyticMS_SR.tif), which has none; else None."""
+    if "_analyticms" not in title.lower():
+        return None
+    if "_sr" not in title.lower():
+        raise BandError(
+            f"{title} holds radiance at the sensor; expected surface reflectance, a file named ..._AnalyticMS_SR.tif."
+        )
+    eight = ("B01", "B02", "green_i", "B03", "yellow", "B04", "B05", "B08")
+    return {4: BANDS_RGBN, 8: eight}.get(count)
 
 
 def band_in_filename(stem: str) -> tuple[str, str] | None:

@@ -227,14 +227,6 @@ def test_numbers_of_four_bands_are_positions(tmp_path, write_date):
     assert open_geotiff(tmp_path / "a.tif", bands=RGBN)[0].bands == RGBN
 
 
-def test_files_of_landsat_in_a_folder_are_refused(tmp_path, write_date, land):
-    for number in range(2, 6):
-        name = f"LC08_L2SP_193027_20220310_20220315_02_T1_SR_B{number}.TIF"
-        write_date(tmp_path / "landsat" / name, land(0)[:1], bands=None)
-    with pytest.raises(BandError, match="is Landsat's, whose band numbers mean other bands"):
-        open_sources([tmp_path / "landsat"])
-
-
 def test_few_bands_for_the_model_of_all_bands_are_pointed_out(tmp_path, write_date, land):
     said: list[str] = []
     path = write_date(tmp_path / "a.tif", land(0, bands=5), bands=(*RGBN, "B11"))

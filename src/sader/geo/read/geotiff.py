@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from sader.bands import BAND_LISTS, canonical, names_of_file
+from sader.bands import BAND_LISTS, canonical, names_of_file, planetscope_names
 from sader.errors import BandError, DataError, require
 from sader.geo.offset import decide_tags, sample_windows
 from sader.geo.read.raster import BandFile, GeoTiffSource, alpha_band, grid_of, has_mask, opened, reading
@@ -136,6 +136,7 @@ def open_geotiff(
 def _names(dataset: Any, title: str, bands: Sequence[str] | None, places: Sequence[int]) -> tuple[str, ...]:
     """Return the name of every band of the file; places: their numbers in it, from 1."""
     written = names_of_file([dataset.descriptions[place - 1] for place in places])
+    written = written or planetscope_names(title, len(places))
     if written is None:
         colours = [dataset.colorinterp[place - 1].name for place in places]
         if colours[:3] == ["red", "green", "blue"]:

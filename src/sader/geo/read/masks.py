@@ -33,7 +33,19 @@ CHOICES = ("auto", "own", "none", *LAYOUTS, "s2cloudless", "omnicloudmask")
 UNKNOWN = 255
 """In a mask: nothing is known about the pixel, as outside the file."""
 OUTSIDE = ValueCoding("uint8", 1.0, 0.0, UNKNOWN)
-MASK_ENDINGS = ("_mask", "_cloudmask", "_label", "_scl", "_cld", "_fmask", ".fmask", "_qa_pixel", "_qa60")
+MASK_ENDINGS = (
+    "_mask",
+    "_cloudmask",
+    "_label",
+    "_scl",
+    "_cld",
+    "_fmask",
+    ".fmask",
+    "_qa_pixel",
+    "_qa60",
+    "_udm2",
+    "_udm2_clip",
+)
 
 
 class MaskProvider(Protocol):

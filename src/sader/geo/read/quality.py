@@ -61,9 +61,10 @@ LAYOUTS: dict[str, Layout] = {
         bits=True,
     ),
     "qa60": Layout({10: "opaque cloud", 11: "cirrus"}, (10, 11), ValueCoding("uint16", 1.0, 0.0, 65535.0), bits=True),
+    "udm2": Layout({0: "not clear", 1: "clear"}, (0,), ValueCoding("uint8", 1.0, 0.0, 255.0)),
 }  # fmt: skip
 """Kind -> layout: Sen2Cor's SCL, Fmask of HLS v2, QA_PIXEL of Landsat Collection 2, QA60 of Sentinel-2 in Earth
-Engine."""
+Engine, first band of the UDM2 of PlanetScope."""
 
 
 @dataclass(frozen=True)

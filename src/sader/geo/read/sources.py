@@ -15,17 +15,18 @@ from pathlib import Path
 from sader.bands import band_in_filename, parse_bands
 from sader.errors import BandError, DataError
 from sader.geo.read.geotiff import RASTERS, date_in, open_geotiff
+from sader.geo.read.landsat import open_product, products_in
 from sader.geo.read.raster import GeoTiffSource, opened, reading, shown
 from sader.geo.read.sentinel2 import is_safe
 from sader.geo.stac.items import items_in, locate
 from sader.geo.stack import DateSource
 from sader.inference.tiling import Notice
 
-SIDE_FILES = ("_mask", "_cloudmask", "_label", "_scl", "_uncertainty", "_count", "_provenance", "_cld", "_aot", "_wvp")
+SIDE_FILES = ("_mask", "_cloudmask", "_label", "_scl", "_uncertainty", "_count", "_provenance", "_cld", "_aot", "_wvp",
+              "_fmask", ".fmask", "_qa_pixel", "_qa60", "_udm", "_udm2", "_udm2_clip")  # fmt: skip
 """Endings of names that are masks or results beside an acquisition, no acquisition themselves."""
 _VIRTUAL = re.compile(r"/vsi[a-z0-9_]+[/?]|[a-z][a-z0-9+.-]+://", re.IGNORECASE)
 """What GDAL opens without a file of that name: /vsizip/all.zip/a.tif, https://host/a.tif, s3://bucket/a.tif."""
-_LANDSAT = re.compile(r"L[COTEM]0[1-9]_L[12]", re.IGNORECASE)
 
 
 def open_sources(
@@ -150,26 +151,26 @@ def _open_folder(
     if products:
         return [source for path in products for source in _open(path, bands, offset, scale, notify)]
     rasters = sorted(p for p in folder.iterdir() if p.suffix.lower() in RASTERS and not p.name.startswith("."))
+    parts = products_in(rasters)
+    sources: list[DateSource] = [
+        open_product(name, files, bands=bands, notice=notify) for name, files in sorted(parts.items())
+    ]
+    if sources and (scale is not None or str(offset).lower() != "auto"):
+        notify(f"--scale and --offset are not used for {_few(sources)}: their products define both.")
+    owned = {path for files in parts.values() for path in files.values()}
+    rasters = [path for path in rasters if path not in owned]
     beside = [path for path in rasters if path.stem.lower().endswith(SIDE_FILES) or _is_result(path)]
     if beside:
         notify(f"{folder.name}: {len(beside)} files are taken as masks or side results, not as dates: {_few(beside)}.")
     files = [path for path in rasters if path not in beside]
-    if not files:
+    if not files and not sources:
         raise DataError(f"{folder} holds no raster ({', '.join(RASTERS)}), .SAFE product or STAC item.")
     if items := items_in(folder):
         notify(
             f"{folder.name} holds rasters and STAC items; the rasters are taken as they are. To go by the items (their "
             f"bands, offset and date), give those: {_few(items)}."
         )
-    sources: list[DateSource] = []
     single = {path: split for path in files if (split := band_in_filename(path.stem)) is not None and _count(path) == 1}
-    foreign = [path for path in single if _LANDSAT.match(path.name)]
-    if foreign:
-        raise BandError(
-            f"{foreign[0].name} is Landsat's, whose band numbers mean other bands than Sentinel-2's (B5 is near "
-            "infrared there). Write one file per date with the names blue, green, red, nir and the scale in its tags, "
-            "and give those."
-        )
     for path in files:
         if path not in single:
             sources += _open(path, bands, offset, scale, notify)
@@ -216,5 +217,5 @@ def _count(path: Path) -> int:
         return int(opened(str(path)).count)
 
 
-def _few(paths: Sequence[Path]) -> str:
+def _few(paths: Sequence[Path] | Sequence[DateSource]) -> str:
     return ", ".join(path.name for path in paths[:3]) + (f" and {len(paths) - 3} more" if len(paths) > 3 else "")
