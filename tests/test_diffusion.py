@@ -1,4 +1,4 @@
-"""The process: METHOD 1's table to its printed digits, the forward formula, and the unit variances it promises."""
+"""The process: coefficients of both datasets as a table, the forward formula, and unit variances."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from sader.errors import ConfigError
 from sader.method.diffusion import Denoiser, DiffusionConfig, MeanReverting
 from sader.presets import get_preset
 
-# sigma, s, c_in, c_skip, c_out, weight, c_noise: the table of METHOD 1, as printed (T = 3).
+# sigma, s, c_in, c_skip, c_out, weight, c_noise: computed by hand from docs/method.md#preconditioning (T = 3).
 TABLE = {
     "sen2_mtc_new": [
         (40, ".02439", ".01748", ".01677", ".6160", "2.635", ".9222"),
@@ -40,7 +40,7 @@ def printed(text: str) -> float:
 
 
 @pytest.mark.parametrize(("name", "sigma", "s", "c_in", "c_skip", "c_out", "weight", "c_noise"), ROWS)
-def test_coefficient_table_of_method_1(name, sigma, s, c_in, c_skip, c_out, weight, c_noise):
+def test_coefficients_of_both_datasets(name, sigma, s, c_in, c_skip, c_out, weight, c_noise):
     config = get_preset(name).diffusion
     found = MeanReverting(config).coefficients(torch.tensor([float(sigma)], dtype=torch.float64), 3)
     expected = {"c_in": c_in, "c_skip": c_skip, "c_out": c_out, "weight": weight, "c_noise": c_noise}
@@ -174,7 +174,7 @@ def test_denoiser_crops_a_padded_composite_to_the_state():
 @pytest.mark.parametrize("sigma", [0.05, 0.7, 6.0])
 @pytest.mark.parametrize(("dates", "alpha"), [(1, 1.0), (3, 1.0), (5, 3.0)])
 def test_inputs_and_targets_have_unit_variance(sigma, dates, alpha):
-    """What the coefficients are for: with one mu shared by the dates (as METHOD's V assumes), and y, mu correlated
+    """What the coefficients are for: with one mu shared by the dates, as V assumes, and y, mu correlated
     Gaussians, every network input has variance 1 and so has the target F = (y - c_skip mean x) / c_out."""
     config = DiffusionConfig(alpha=alpha)
     generator = torch.Generator().manual_seed(7)

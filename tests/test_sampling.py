@@ -24,7 +24,7 @@ F64 = torch.float64
         (1, 40, ("40", "0")),
     ],
 )
-def test_karras_grid_of_method_1(steps, sigma_max, printed):
+def test_karras_grids_of_both_datasets(steps, sigma_max, printed):
     sigmas = karras_sigmas(steps, sigma_min=0.001, sigma_max=sigma_max)
     assert sigmas.shape == (steps + 1,)
     for value, text in zip(sigmas.tolist(), printed, strict=True):
@@ -50,7 +50,7 @@ def fixed(noise: Tensor) -> Callable[[int], Tensor]:
     return lambda draw: noise
 
 
-def test_euler_step_equals_the_long_expression_of_method_1():
+def test_euler_step_equals_the_ode_with_the_mean():
     """d_t = alpha mu_t - (D + alpha sigma mu_t - x_t) / sigma; x_t <- x_t + (sigma' - sigma) d_t."""
     generator = torch.Generator().manual_seed(0)
     mean, start = torch.randn(2, 2, 3, 4, 5, 6, generator=generator, dtype=F64)
@@ -94,7 +94,7 @@ def exact(mean: Tensor, noise: Tensor, sigma: float) -> Tensor:
     """Return where the flow ends. With z = mean over frames of (x - alpha sigma mu) - M0, dx/dsigma = (x - D) / sigma
     gives dz/dsigma = z (1 - S0^2/(S0^2 + sigma^2/T)) / sigma, so z grows like sqrt(S0^2 + sigma^2/T)."""
     frames = mean.shape[1]
-    # The start has no clear term (METHOD 1): z(sigma) = sigma * average noise - M0.
+    # The start has no clear term (paper, Algorithm 1, line 1): z(sigma) = sigma * average noise - M0.
     z = sigma * noise.mean(dim=1) - M0
     return M0 + z * S0 / math.sqrt(S0**2 + sigma**2 / frames)
 

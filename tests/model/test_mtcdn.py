@@ -119,7 +119,7 @@ def test_parameter_counts(preset, low, high):
         net = MTCDN(get_preset(preset).network)
     assert low <= count_parameters(net) <= high
     if preset == "sen2_mtc_new":
-        # METHOD 2.8: the condition net of the public code has 12.38 M with its own date embedding.
+        # The condition network of the public code has 12.38 M with its own date embedding.
         condition = count_parameters(net.condition_net) + count_parameters(net.date_embedding)
         assert condition == pytest.approx(12_376_516, rel=0.01)
 
@@ -140,7 +140,7 @@ def macs(preset: str) -> tuple[int, int]:
 def test_cost_of_the_papers_network():
     condition, evaluation = macs("sen2_mtc_new")
     assert 340e9 <= condition + evaluation <= 365e9
-    assert condition == pytest.approx(208.4e9, rel=0.02)  # METHOD 9
+    assert condition == pytest.approx(208.4e9, rel=0.02)  # counted in the public code
 
 
 def test_cost_of_the_small_network():
@@ -545,7 +545,7 @@ def test_gradients_reach_every_parameter(config):
 
 
 def test_a_new_network_answers_zero():
-    """The output starts at zero, so an untrained denoiser is c_skip times the mean of its state (METHOD 2.2)."""
+    """The output starts at zero, so an untrained denoiser is c_skip times the mean of its state."""
     torch.manual_seed(0)
     net = MTCDN(PAPER)
     assert not evaluate(net, series()).any()
