@@ -5,11 +5,14 @@ from __future__ import annotations
 import dataclasses
 import types
 import typing
-from typing import Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from sader.errors import ConfigError, did_you_mean
 
-D = TypeVar("D")
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
+
+D = TypeVar("D", bound="DataclassInstance")
 
 
 class NetworkConfig(Protocol):
@@ -60,7 +63,7 @@ def merge(config: D, changes: dict[str, Any], *, where: str = "") -> D:
         raise ConfigError(f"{where or 'config'} is {changes!r}; expected a mapping of keys to values.")
     kind = type(config)
     hints = typing.get_type_hints(kind)
-    names = [f.name for f in dataclasses.fields(config)]  # type: ignore[arg-type]
+    names = [f.name for f in dataclasses.fields(config)]
     new: dict[str, Any] = {}
     for key, value in changes.items():
         path = f"{where}.{key}" if where else key
@@ -71,7 +74,7 @@ def merge(config: D, changes: dict[str, Any], *, where: str = "") -> D:
             new[key] = merge(current, value, where=path)
         else:
             new[key] = _coerce(value, hints[key], path)
-    return dataclasses.replace(config, **new)  # type: ignore[type-var]
+    return dataclasses.replace(config, **new)
 
 
 def parse_override(text: str) -> dict[str, Any]:

@@ -84,7 +84,7 @@ def serving(settings: ServeSettings) -> Iterator[Running]:
     url = f"http://127.0.0.1:{port}"
     try:
         with httpx.Client(base_url=url, timeout=120) as client:
-            yield Running(url, settings.data, app.service, client)
+            yield Running(url, settings.data, app.app.state.service, client)
     finally:
         server.should_exit = True
         thread.join(timeout=20)

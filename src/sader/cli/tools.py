@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
@@ -34,7 +34,8 @@ def export(
     model: Annotated[str, typer.Argument(help="Shipped weights, a preset or a checkpoint file.")],
     out: Annotated[Path, typer.Option("--out", "-o", help="The file to write: *.onnx or *.pt2.")],
     format: Annotated[
-        str | None, typer.Option(help="onnx, or torch-export (takes about a minute); default: by the file's ending.")
+        Literal["onnx", "torch-export"] | None,
+        typer.Option(help="onnx, or torch-export (takes about a minute); default: by the file's ending."),
     ] = None,
     steps: Annotated[int | None, typer.Option(min=1, help="Sampling steps; default: the model's own.")] = None,
     as_json: AsJson = False,
@@ -44,7 +45,7 @@ def export(
 
     if format is None:
         format = "torch-export" if out.suffix == ".pt2" else "onnx"
-    facts = export_model(model, out, format=format, steps=steps)  # type: ignore[arg-type]
+    facts = export_model(model, out, format=format, steps=steps)
     if as_json:
         print(json.dumps({**facts, "file": str(out)}, indent=2))
         return

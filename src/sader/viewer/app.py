@@ -54,7 +54,22 @@ JobId = Annotated[JobName, InPath()]
 SceneName = Annotated[str, InPath(pattern=r"^[a-f0-9]{24}$")]
 
 
-def build_app(settings: ServeSettings) -> Any:
+class Api(FastAPI):
+    """FastAPI with a corrected OpenAPI document: status 400 for malformed input, and the body of an upload."""
+
+    def openapi(self) -> dict[str, Any]:
+        if self.openapi_schema is None:
+            self.openapi_schema = document = json.loads(json.dumps(super().openapi()))
+            for path, methods in document["paths"].items():
+                for method, operation in methods.items():
+                    operation.get("responses", {}).pop("422", None)
+                    if method == "put" and "/files/" in path:
+                        body = {"application/octet-stream": {"schema": {"type": "string", "format": "binary"}}}
+                        operation["requestBody"] = {"required": True, "content": body}
+        return self.openapi_schema
+
+
+def build_app(settings: ServeSettings) -> Guard:
     """Return the application with its access control; worker processes and queue run as long as it does."""
     service = Service(settings)
     sessions = Sessions(settings.token)
@@ -65,7 +80,7 @@ def build_app(settings: ServeSettings) -> Any:
         yield
         await run_in_threadpool(service.stop)
 
-    app = FastAPI(
+    app = Api(
         title="sader",
         description="One cloud-free image from several cloudy satellite acquisitions. OGC API - Processes.",
         version=__version__,
@@ -80,10 +95,7 @@ def build_app(settings: ServeSettings) -> Any:
     _add_page(app, service, sessions)
     _add_scenes(app, service)
     _add_uploads(app, service)
-    _patch_openapi(app)
-    guarded = Guard(app, settings, sessions)
-    guarded.service = service  # type: ignore[attr-defined]  # for tests
-    return guarded
+    return Guard(app, settings, sessions)
 
 
 def _add_errors(app: FastAPI) -> None:
@@ -327,23 +339,3 @@ def _add_uploads(app: FastAPI, service: Service) -> None:
         finally:
             service.scenes.end_upload(started)
         return {"name": name, "bytes": started.received}
-
-
-def _patch_openapi(app: FastAPI) -> None:
-    """Correct FastAPI's OpenAPI document: status 400 for malformed input, and the body of an upload."""
-    generated = app.openapi
-
-    def openapi() -> dict[str, Any]:
-        if app.openapi_schema:
-            return app.openapi_schema
-        document = json.loads(json.dumps(generated()))
-        for path, methods in document["paths"].items():
-            for method, operation in methods.items():
-                operation.get("responses", {}).pop("422", None)
-                if method == "put" and "/files/" in path:
-                    body = {"application/octet-stream": {"schema": {"type": "string", "format": "binary"}}}
-                    operation["requestBody"] = {"required": True, "content": body}
-        app.openapi_schema = document
-        return document
-
-    app.openapi = openapi  # type: ignore[method-assign]
