@@ -27,8 +27,7 @@ from sader.inference.onnx import (
     open_session,
     write_onnx,
 )
-from sader.inference.options import default_backend
-from sader.inference.remover import CloudRemover, RemoverOptions
+from sader.inference.remover import CloudRemover, RemoverOptions, default_backend
 from sader.inference.tiling import Window
 from sader.models import build_model
 from sader.presets import get_preset

@@ -11,8 +11,8 @@ import torch
 
 from sader.evaluation.reproduce import published as paper
 from sader.evaluation.reproduce.plans import TABLES
+from sader.method.diffusion import generator_noise, karras_sigmas, sample
 from sader.method.guides import LearnedGuide, make_guide
-from sader.method.sampling import generator_noise, karras_sigmas, sample
 from sader.model.masked_autoencoder import MaskedAutoencoderConfig
 from sader.presets import get_preset
 from sader.training.config import PAPER_TRAINING, in_steps, resolve

@@ -360,7 +360,7 @@ def test_heun_is_another_way_to_the_answer(small):
     ],
 )
 def test_steps_are_read(steps, expected):
-    assert parse_steps(steps, get_preset("sen2_mtc_new")) == expected
+    assert parse_steps(steps, get_preset("sen2_mtc_new").default_steps) == expected
 
 
 # ------------------------------------------------------------------------------------------------ weights

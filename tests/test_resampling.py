@@ -16,6 +16,7 @@ from sader.errors import ConfigError, ShapeError
 from sader.evaluation.reproduce.tiny import tiny_overrides
 from sader.inference.remover import CloudRemover, RemoverOptions
 from sader.inference.tiling import Window
+from sader.method.diffusion import generator_noise, karras_sigmas, sample
 from sader.method.guides import LowPassGuide, MeanGuide
 from sader.method.resampling import (
     Resampler,
@@ -27,7 +28,6 @@ from sader.method.resampling import (
     outlier_mask,
     top_fraction,
 )
-from sader.method.sampling import generator_noise, karras_sigmas, sample
 from sader.model.blocks import to_model_range
 from sader.models import build_model
 from sader.presets import get_preset

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from sader.errors import ConfigError
-from sader.method.sampling import generator_noise, karras_sigmas, sample
+from sader.method.diffusion import generator_noise, karras_sigmas, sample
 
 F64 = torch.float64
 

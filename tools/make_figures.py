@@ -28,11 +28,10 @@ from sader.figures.picture import (
     stretch_limits,
     true_colour,
 )
-from sader.method.diffusion import MeanReverting
+from sader.method.diffusion import MeanReverting, sample
 from sader.method.guides import LowPassGuide
 from sader.method.losses import CloudAwareLoss, CloudAwareLossConfig, cloud_thickness
 from sader.method.resampling import Resampler, ResamplerConfig, fuse, outlier_mask
-from sader.method.sampling import sample
 from sader.model.blocks import to_model_range, to_reflectance
 
 IMAGES = Path(__file__).parents[1] / "docs" / "images"

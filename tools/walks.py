@@ -18,9 +18,10 @@ Counts of a run, on a CPU with the shipped weights and images of 64 x 96 pixels:
 - remove: `sader remove a.tif b.tif -o clear.tif`, two tiles, from the first line of the command to the last.
 - step:   one training step of the preset `small`, the log, the checkpoint and the next batch included.
 
-A file counts when one of its functions is entered, in any thread; running the body of a module or a class is an
-import and does not count. Depth is the number of the package's own frames on the stack at `MTCDN.forward`, itself,
-lambdas and comprehensions included; work given to a thread pool counts from the function that submitted it.
+A file counts when one of its functions is entered, in any thread; running the body of a module or a class, with its
+comprehensions, is an import and does not count. Depth is the number of the package's own frames on the stack at
+`MTCDN.forward`, itself, lambdas and comprehensions included; work given to a thread pool counts from the function that
+submitted it.
 """
 
 from __future__ import annotations
@@ -190,6 +191,8 @@ class Recorder:
             self._recording = False
         if event != "call" or not code.co_flags & inspect.CO_NEWLOCALS:
             return
+        if code.co_name.startswith("<") and frame.f_back and not frame.f_back.f_code.co_flags & inspect.CO_NEWLOCALS:
+            return  # a comprehension in the body of a module or a class
         if self._inside and self._outer is None and self._matches(code, *self._inside):
             self._recording, self._outer = True, frame
         if self._recording:

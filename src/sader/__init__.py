@@ -12,7 +12,7 @@ from sader._version import __version__
 
 _WHERE = {
     "CloudRemover": "sader.inference.remover",
-    "RemoverOptions": "sader.inference.options",
+    "RemoverOptions": "sader.inference.remover",
     "remove_files": "sader.geo.remove",
     "clean_series": "sader.geo.series",
     "remove_xarray": "sader.geo.xarray.lazy",
@@ -22,8 +22,8 @@ _WHERE = {
     "DiffusionConfig": "sader.method.diffusion",
     "CloudAwareLoss": "sader.method.losses",
     "Resampler": "sader.method.resampling",
-    "sample": "sader.method.sampling",
-    "karras_sigmas": "sader.method.sampling",
+    "sample": "sader.method.diffusion",
+    "karras_sigmas": "sader.method.diffusion",
     "evaluate": "sader.method.metrics",
     "get_preset": "sader.presets",
     "load_checkpoint": "sader.checkpoint",
@@ -71,12 +71,10 @@ if TYPE_CHECKING:
     from sader.geo.remove import remove_files
     from sader.geo.series import clean_series
     from sader.geo.xarray.lazy import remove_xarray
-    from sader.inference.options import RemoverOptions
-    from sader.inference.remover import CloudRemover
-    from sader.method.diffusion import Denoiser, DiffusionConfig
+    from sader.inference.remover import CloudRemover, RemoverOptions
+    from sader.method.diffusion import Denoiser, DiffusionConfig, karras_sigmas, sample
     from sader.method.losses import CloudAwareLoss
     from sader.method.metrics import evaluate
     from sader.method.resampling import Resampler
-    from sader.method.sampling import karras_sigmas, sample
     from sader.model.mtcdn import MTCDN, MTCDNConfig
     from sader.presets import get_preset

@@ -116,7 +116,8 @@ def run_demo(
     """
     folder = writable_folder(out)
     remover, name, trained = load_remover(model)
-    count, resamplings = parse_steps(steps, remover.config)  # a wrong number is refused before the scene is computed
+    # A wrong number is refused before the scene is computed.
+    count, resamplings = parse_steps(steps, remover.config.default_steps)
     if not trained and notice is not None:
         notice(
             f"untrained preset `{name}`: the result shows that the program runs, not how well a trained network "

@@ -11,8 +11,8 @@ import pytest
 from sader.errors import DataError
 from sader.geo.read.masks import with_masks
 from sader.geo.read.sources import open_sources
-from sader.geo.scene import block_cache
-from sader.geo.scene.block_cache import BlockCache
+from sader.geo.scene import source as block_cache
+from sader.geo.scene.source import BlockCache
 from sader.geo.stack import GeoStack
 from sader.inference.tiling import Window, plan_windows
 

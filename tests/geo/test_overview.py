@@ -37,7 +37,7 @@ def test_parts_change_nothing(tmp_path, write_date, tiny, monkeypatch, edges):
     whole = overview.read_overview(stack, tiny)
     monkeypatch.setattr(overview, "PART_PIXELS", 900)
     monkeypatch.setattr(overview, "PART_WIDTH", 25)
-    monkeypatch.setattr("sader.geo.scene.block_cache._edges", lambda block, stack: edges)
+    monkeypatch.setattr("sader.geo.scene.source._edges", lambda block, stack: edges)
     parts = overview.read_overview(stack, tiny)
     assert whole.cloudy.shape == (2, 4, 24, 30)
     for name in ("cloudy", "valid", "cloud"):

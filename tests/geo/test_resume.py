@@ -174,7 +174,7 @@ def test_an_input_that_breaks_in_the_middle_leaves_nothing(tmp_path, tiny, write
     from sader.geo.read.raster import close_files
 
     out = tmp_path / "o" / "c.tif"
-    monkeypatch.setattr("sader.geo.scene.block_cache.LIMIT", 1)
+    monkeypatch.setattr("sader.geo.scene.source.CACHE_LIMIT", 1)
 
     def spoil(done: int, total: int) -> None:
         if done == 1:

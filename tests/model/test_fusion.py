@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from sader.model.fusion import (
+from sader.model.attention import (
     TemporalAttention,
     TemporalFusion,
     attend_over_dates,

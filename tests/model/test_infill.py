@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from sader.model.infill import carried_inward
+from sader.model.matching import carried_inward
 
 SIZES = [(1, 1), (5, 8), (16, 16), (23, 37)]
 

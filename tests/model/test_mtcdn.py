@@ -15,8 +15,7 @@ from torch import Tensor
 
 from sader.errors import BandError, ConfigError, ShapeError
 from sader.evaluation.costs import count_macs, count_parameters, on_meta
-from sader.method.diffusion import Denoiser, DiffusionConfig
-from sader.method.sampling import generator_noise, karras_sigmas, sample
+from sader.method.diffusion import Denoiser, DiffusionConfig, generator_noise, karras_sigmas, sample
 from sader.model.blocks import reflect_pad
 from sader.model.mtcdn import MTCDN, Condition, MTCDNConfig
 from sader.presets import get_preset

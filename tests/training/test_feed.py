@@ -7,7 +7,7 @@ import torch
 
 from sader.data.batch import SeriesBatch
 from sader.data.clouds import filled_up
-from sader.training.feed import BatchFeed, no_search
+from sader.training.trainer import BatchFeed, no_search
 
 
 class CountingMaker:

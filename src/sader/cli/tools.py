@@ -121,8 +121,7 @@ def measure(
     """
     from sader.data.synthetic.scene import make_series
     from sader.inference.onnx import load_any
-    from sader.inference.options import BACKENDS
-    from sader.inference.remover import DEFAULT_MODEL, CloudRemover
+    from sader.inference.remover import BACKENDS, DEFAULT_MODEL, CloudRemover
 
     name = model or DEFAULT_MODEL
     plain = CloudRemover(load_any(name), device=device)

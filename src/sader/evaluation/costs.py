@@ -26,7 +26,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from sader.baselines.baseline import Baseline, BaselineInputs, BaselineModelConfig
 from sader.checkpoint import shipped_guide
 from sader.inference.inputs import parse_steps
-from sader.inference.options import RemoverOptions
+from sader.inference.remover import RemoverOptions
 from sader.method.guides import LearnedGuide, make_guide
 from sader.model.mtcdn import MTCDN, Condition
 from sader.models import AnyModelConfig, build_baseline
@@ -130,13 +130,13 @@ def model_cost(
         forward, sample = _baseline_macs(network, dates=dates, size=size)
         evaluations = network.evaluations
         if steps is not None and config.network.steps is not None:
-            wanted = parse_steps(steps, config)[0]
+            wanted = parse_steps(steps, config.default_steps)[0]
             sample, evaluations = round(sample * wanted / max(evaluations, 1)), wanted
         return Cost(count_parameters(network.counted), forward / 1e9, sample / 1e9, evaluations)
     assert isinstance(config, ModelConfig)
     assert isinstance(network, MTCDN)
     once, each = _denoiser_macs(config, network, dates=dates, size=size)
-    count, resamplings = parse_steps(steps, config)
+    count, resamplings = parse_steps(steps, config.default_steps)
     options = options or RemoverOptions()
     resampler = config.sampling.resampler(options.resampling)
     guide_calls = replace(resampler, steps=resamplings).evaluations(count) if resamplings else 0

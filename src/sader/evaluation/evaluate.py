@@ -27,7 +27,7 @@ from sader.evaluation.report import Report, write_panels, write_report
 from sader.evaluation.results import Results
 from sader.evaluation.scoring import DEFAULT_METRICS, Method, Progress, score_items
 from sader.evaluation.statistics import compare_rows, summarise
-from sader.inference.options import RemoverOptions
+from sader.inference.remover import RemoverOptions
 
 WEIGHTS = "model.safetensors"
 _STEPS = re.compile(r"@(\d+(?:\+\d+)?)$")

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
@@ -19,9 +19,6 @@ from sader.errors import BandError, ConfigError, ShapeError, ValueRangeError
 from sader.inference.tiling import Window
 from sader.inference.values import HIGHEST, LOWEST
 from sader.model.blocks import reflect_pad
-
-if TYPE_CHECKING:
-    from sader.models import AnyModelConfig
 
 MOST_STEPS = 1000
 """Largest number of sampling steps; the paper uses 4 and 5."""
@@ -103,10 +100,10 @@ class TileInputs:
         return self._each(lambda x: change(x) if x.ndim >= 4 else x)
 
 
-def parse_steps(steps: int | str | None, config: AnyModelConfig) -> tuple[int, int]:
-    """Return (steps, resamplings) from 4 or "4" (no resampling), "4+1", or None (the checkpoint's own)."""
+def parse_steps(steps: int | str | None, default: tuple[int, int]) -> tuple[int, int]:
+    """Return (steps, resamplings) from 4 or "4" (no resampling), "4+1", or None (the default)."""
     if steps is None:
-        return config.default_steps
+        return default
     wanted = ConfigError(
         f"steps is {steps!r}; expected a number from 1 to {MOST_STEPS} such as 4, or '4+1' for resampling, with at "
         f"most {MOST_RESAMPLINGS} resamplings."

@@ -10,7 +10,7 @@ import hashlib
 import threading
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -23,16 +23,16 @@ from torch import Tensor
 
 from sader.bands import BANDS_RGBN
 from sader.checkpoint import Checkpoint, find_checkpoint, load_checkpoint, shipped_guide
-from sader.errors import CheckpointError, ConfigError
+from sader.errors import CheckpointError, ConfigError, did_you_mean
 from sader.inference.inputs import TileInputs, check_whole_number, parse_steps, prepare_series
 from sader.inference.masks import estimate, four_bands, has_few_bands, load_fallback, used_mask
 from sader.inference.noise import NoiseField, NoiseOf, sample_seeds
-from sader.inference.options import Removal, RemoverOptions
 from sader.inference.scene import ArrayScene, ArraySink, ScenePlan, local_executor, run_rows
 from sader.inference.tile import RawTiles, SaderTile, Tile, TileOutput, TileSettings, feathered
 from sader.inference.tiling import Progress, Window
-from sader.method.diffusion import Denoiser
-from sader.method.guides import make_guide
+from sader.method.diffusion import Denoiser, Solver
+from sader.method.guides import GUIDES, make_guide
+from sader.method.resampling import RESAMPLINGS
 from sader.model.blocks import to_model_range
 from sader.model.matching import match_dates
 from sader.model.mtcdn import MTCDN
@@ -46,9 +46,79 @@ if TYPE_CHECKING:
 __all__ = ["DEFAULT_MODEL", "CloudRemover", "Removal", "RemoverOptions"]
 
 DEFAULT_MODEL = "sader-s2-rgbn"
+BACKENDS = ("torch", "accelerated", "onnx")
+LARGEST_GROWTH = 64
+"""Pixels; the smallest edge of a tile."""
 _MOST_UNPICKLED = 2
 _unpickled: dict[str, CloudRemover] = {}
 _lock = threading.Lock()
+
+
+@dataclass(frozen=True)
+class RemoverOptions:
+    """Tiling, sampling, masks and backend of a remover."""
+
+    tile: int = 512
+    """Edge of a tile in pixels, 64 to 1024; a smaller image is one tile. Dates are matched within a tile, so that
+    small tiles match on less evidence."""
+    overlap: int = 64
+    """Pixels shared by neighbouring tiles, at most half a tile."""
+    batch_size: int = 1
+    """Tiles per evaluation on a GPU. Always 1 on a CPU: larger batches are no faster there, and matrix products round
+    differently for different batch sizes."""
+    solver: Solver | None = None
+    """"euler" or "heun"; None = the checkpoint's own."""
+    resampling: str | None = None
+    """"paper" (Algorithm 1), "public_code" or "default" (`method.resampling`); None = the checkpoint's own."""
+    guide: str | None = None
+    """Guide of the resampling; None = the checkpoint's own."""
+    guide_weights: str | None = None
+    """File with the weights of a learned guide (sader pretrain-guide); None = the shipped ones, where they exist."""
+    cloud_threshold: float = 0.5
+    """Probability of cloud or shadow from which an estimated mask hides a pixel."""
+    mask_growth: int = 2
+    """Pixels by which estimated masks are widened: the fringe of a cloud costs more quality than lost clear pixels."""
+    backend: str = "torch"
+    """"torch": PyTorch in float32. "accelerated": half precision where the GPU or CPU has it (`inference.accelerate`).
+    "onnx": ONNX Runtime on the CPU, within 1e-4 of "torch"."""
+    compile: bool = False
+    """Backend accelerated: also use `torch.compile`. It takes up to two minutes before the first tile and pays for the
+    paper's network over some hundred tiles."""
+
+    def __post_init__(self) -> None:
+        if self.batch_size < 1:
+            raise ConfigError(f"batch_size is {self.batch_size}; expected at least 1 tile per evaluation.")
+        if self.backend not in BACKENDS:
+            raise ConfigError(f"unknown backend {self.backend!r}{did_you_mean(self.backend, BACKENDS)}")
+        for what, name, known in (("resampling", self.resampling, RESAMPLINGS), ("guide", self.guide, GUIDES)):
+            if name is not None and name not in known:
+                raise ConfigError(f"unknown {what} {name!r}{did_you_mean(name, known)}")
+        if not 0 < self.cloud_threshold < 1:
+            raise ConfigError(
+                f"cloud_threshold is {self.cloud_threshold}; expected a probability between 0 and 1, such as 0.5."
+            )
+        if not 0 <= self.mask_growth <= LARGEST_GROWTH:
+            raise ConfigError(f"mask_growth is {self.mask_growth}; expected 0 to {LARGEST_GROWTH} pixels, such as 2.")
+
+
+def default_backend(device: torch.device) -> str:
+    """Return the backend for scenes where none is chosen: accelerated on a GPU, torch on a CPU."""
+    return "accelerated" if device.type == "cuda" else "torch"
+
+
+@dataclass(frozen=True)
+class Removal:
+    """A clear image with its masks and expected error; arrays cover the whole image."""
+
+    clear: NDArray[np.float32]
+    """(C, H, W) reflectance; NaN where no date has data."""
+    cloud: NDArray[np.float32] | None
+    """(T, H, W) mask of cloud or shadow that was used, given or estimated; None for networks that use no masks."""
+    kept: NDArray[np.bool_]
+    """(H, W): pixels taken unchanged from the reference date."""
+    spread: NDArray[np.float32] | None
+    """(C, H, W): expected standard deviation, 0 for kept pixels: the network's estimate of its error and the spread of
+    the samples together. None for one sample of a network that does not estimate its error."""
 
 
 class CloudRemover:
@@ -72,8 +142,11 @@ class CloudRemover:
         self.config: AnyModelConfig = checkpoint.config
         self.card = checkpoint.card
         self.options = options or RemoverOptions()
+        self._default_steps = checkpoint.config.default_steps
         if not isinstance(self.model, Denoiser) and (size := self.model.config.fixed_size) is not None:
             self.options = replace(self.options, tile=size, overlap=min(self.options.overlap, size // 2))
+        self._plain = self._make_tile(self.model) if isinstance(self.model, Denoiser) else None
+        """The tile of SADER's networks in float32."""
 
     @classmethod
     def from_pretrained(cls, name_or_path: str | Path = DEFAULT_MODEL, **kwargs: Any) -> CloudRemover:
@@ -143,7 +216,7 @@ class CloudRemover:
         """Return (steps, resamplings) after checking all three numbers."""
         check_whole_number("samples", samples, least=1)
         check_whole_number("seed", seed, least=0)
-        count, resamplings = parse_steps(steps, self.config)
+        count, resamplings = parse_steps(steps, self._default_steps)
         if isinstance(self.model, Denoiser) or steps is None:
             return count, resamplings
         if self.model.config.steps is None:
@@ -313,7 +386,7 @@ class CloudRemover:
             self.config.network, cloudy, reference=reference, cloud_mask=cloud_mask, valid=valid, bands=bands, part=True
         )
         height, width = series.size
-        if not self.finds_clouds:
+        if self._plain is None or not self.finds_clouds:
             return series.cloud[0].numpy()
         padded = series.padded(self.config.network.multiple).to(self.device)
         with torch.inference_mode():
@@ -369,9 +442,7 @@ class CloudRemover:
 
     # ---------------------------------------------------------------- parts
 
-    @cached_property
-    def _plain(self) -> SaderTile:
-        """The tile of SADER's networks in float32."""
+    def _make_tile(self, model: Denoiser) -> SaderTile:
         assert isinstance(self.config, ModelConfig)
         own = self.config.sampling
         settings = TileSettings(
@@ -381,7 +452,7 @@ class CloudRemover:
             resampling=own.resampler(self.options.resampling),
             guide=lambda: self._guide,
         )
-        return SaderTile(self.denoiser, settings).eval()
+        return SaderTile(model, settings).eval()
 
     @cached_property
     def tile(self) -> Tile:
@@ -389,11 +460,12 @@ class CloudRemover:
         backend = self.options.backend
         if backend == "onnx" and self.device.type != "cpu":
             raise ConfigError(f"backend onnx computes on the CPU, but the device is {self.device}. Use device='cpu'.")
-        if not isinstance(self.model, Denoiser):
+        if self._plain is None:
             from sader.inference.baseline_tile import BaselineTile
 
             if backend == "onnx":
                 raise ConfigError(f"backend onnx runs SADER's own networks, not {self.config.name}. Use backend torch.")
+            assert not isinstance(self.model, Denoiser)
             return BaselineTile(self.model).eval()
         if backend == "accelerated":
             from sader.inference.accelerate import AcceleratedTile, Acceleration

@@ -42,7 +42,7 @@ from sader.inference.values import (
 
 if TYPE_CHECKING:
     from sader.inference.noise import NoiseOf
-    from sader.inference.options import RemoverOptions
+    from sader.inference.remover import RemoverOptions
     from sader.inference.tile import RawTiles, Tile, TileOutput
 
 log = logging.getLogger(__name__)

@@ -23,8 +23,7 @@ from sader.inference.tiling import Notice, Window
 from sader.inference.values import HIGHEST, LOWEST, to_device
 from sader.model.blocks import full_precision, to_model_range
 from sader.model.composite import NOISE_VARIANCE, clearest_date
-from sader.model.infill import carried_inward
-from sader.model.matching import CELL, MOST_CHANGE, fit_dates, inlier_weight
+from sader.model.matching import CELL, MOST_CHANGE, carried_inward, fit_dates, inlier_weight
 
 if TYPE_CHECKING:
     from sader.inference.scene import Remover

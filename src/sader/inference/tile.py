@@ -18,9 +18,8 @@ from sader.inference.inputs import TileInputs
 from sader.inference.masks import estimate, leading_date, used_mask
 from sader.inference.noise import NoiseOf
 from sader.inference.scene_match import feather
-from sader.method.diffusion import Denoiser
+from sader.method.diffusion import Denoiser, Solver, sample
 from sader.method.resampling import Guide, Resampler, ResamplerConfig, cloud_cover, fuse
-from sader.method.sampling import Solver, sample
 from sader.model.blocks import to_model_range, to_reflectance
 from sader.model.composite import with_contrast
 from sader.model.heads import steady_correction

@@ -4,7 +4,7 @@ At noise level sigma the prediction D_prev is given its mean and fresh noise aga
     x_t = D_prev + sigma (alpha mu_t + eps_t),   D_new = D(x; sigma).
 At outliers, the candidate nearer to the guide's image G is taken; G is predicted from the pixels around the outliers.
 Everywhere else D_prev is kept. The ODE continues from the last re-noised x with the fused image. Guides are in
-`method/guides.py`, the ODE in `sampling.py`.
+`method/guides.py`, the ODE in `diffusion.py`.
 
 The paper and the public code disagree (docs/method.md). `ResamplerConfig.named` returns each variant by its name, which
 is that of `SamplingConfig.resampling` and `RemoverOptions.resampling`:
@@ -47,7 +47,7 @@ import torch
 from torch import Tensor
 
 from sader.errors import ConfigError, ShapeError, did_you_mean
-from sader.method.sampling import Denoise, NoiseSource
+from sader.method.diffusion import Denoise, NoiseSource
 
 Criterion = Literal["disagreement", "top-fraction"]
 Fusion = Literal["pixel", "band"]

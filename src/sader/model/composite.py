@@ -19,10 +19,10 @@ from einops import rearrange
 from torch import Tensor, nn
 
 from sader.model.blocks import depth_to_space, full_precision, reflect_pad, zero_init
-from sader.model.infill import carried_inward
 from sader.model.matching import (
     CELL,
     add_local_fit,
+    carried_inward,
     cell_moments,
     evaluate_whole,
     fit_whole,

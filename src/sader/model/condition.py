@@ -13,9 +13,9 @@ import torch.nn.functional as F
 from einops import rearrange
 from torch import Tensor, nn
 
+from sader.model.attention import TemporalAttention, masked_mean, pool_available
 from sader.model.blocks import ResBlock, group_norm, zero_init
 from sader.model.composite import MatchedDates
-from sader.model.fusion import TemporalAttention, masked_mean, pool_available
 
 
 @dataclass(frozen=True)

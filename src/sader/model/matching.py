@@ -7,12 +7,14 @@ where evidence is thin. Closed-form least squares, always float32, no learned pa
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 import torch.nn.functional as F
 from einops import rearrange
 from torch import Tensor
 
-from sader.model.blocks import full_precision, reflect_pad
+from sader.model.blocks import full_precision, is_exporting, reflect_pad
 
 CELL = 8
 """Edge of a statistics cell in pixels."""
@@ -38,6 +40,10 @@ SMALLEST_PIVOT = 1e-9
 """Rounding may turn the pivot of a nearly singular matrix negative; the ridges above are far larger."""
 MOST_CHANGE = 1.0
 """Largest change of a value by matching, in model units: half of the whole range of reflectance."""
+EXPORTED_LEVELS = 11
+"""Halvings in an exported graph, whose depth is fixed: one pixel is left of up to 2048, and halving it again changes
+nothing."""
+RELAXATIONS = 4  # at every level; enough to take out the blocks of the coarser one
 
 
 def solve_positive(matrix: Tensor, right: Tensor) -> Tensor:
@@ -268,3 +274,49 @@ def spread_from_clear(values: Tensor, clear: Tensor, *, floor: float = 1e-5) -> 
     padded = F.pad(values.float(), (0, pw - width, 0, ph - height))
     blurred = heavy_tailed_blur(F.avg_pool2d(torch.cat([padded * weight, weight], dim=1), CELL))
     return to_pixels(blurred[:, :-1] / blurred[:, -1:].clamp(min=1e-8), height, width)
+
+
+def carried_inward(values: Tensor, known: Tensor, level: int = 0) -> Tensor:
+    """Return values (B, C, H, W) carried smoothly from where they are known to where they are not.
+
+    known: (B, 1, H, W) in [0, 1]; what is half known is half kept. Pull: halve the size until one pixel is left, each
+    coarse pixel the mean of its children by how well they are known. Push: back up, what is unknown takes the bilinear
+    value of the coarser level and is relaxed a few times towards the mean of its neighbours, which comes near the
+    harmonic fill. 0 where nothing is known at all. Differentiable.
+    """
+    height, width = values.shape[-2:]
+    if level == EXPORTED_LEVELS if is_exporting() else height == 1 and width == 1:
+        return values
+    even = (0, 1, 0, 1)  # an odd size gets its partner; an even one too, and pooling leaves it out
+    children = 4 * F.avg_pool2d(F.pad(known, even), 2)
+    coarse = 4 * F.avg_pool2d(F.pad(values * known, even), 2) / children.clamp(min=1e-6)
+    coarse = carried_inward(coarse, children.clamp(max=1), level + 1)
+    filled = F.interpolate(coarse, scale_factor=2, mode="bilinear", align_corners=False)[..., :height, :width]
+    kept, open_ = known * values, 1 - known
+    filled = kept + open_ * filled
+    quarter = open_ / 4
+    neighbours = _gathered_neighbours(height, width, values.device) if is_exporting() else _padded_neighbours
+    for _ in range(RELAXATIONS):
+        filled = torch.addcmul(kept, quarter, neighbours(filled))
+    return filled
+
+
+def _padded_neighbours(x: Tensor) -> Tensor:
+    """Return the sum of the four neighbours of each pixel; at the edge a pixel is its own neighbour."""
+    edged = F.pad(x, (1, 1, 1, 1), mode="replicate")
+    vertical = edged[..., :-2, 1:-1] + edged[..., 2:, 1:-1]
+    horizontal = edged[..., 1:-1, :-2] + edged[..., 1:-1, 2:]
+    return vertical + horizontal
+
+
+def _gathered_neighbours(height: int, width: int, device: torch.device) -> Callable[[Tensor], Tensor]:
+    """Return the same function for an exported graph, in which padding and slicing free sizes takes 60 nodes."""
+    rows, columns = torch.arange(height, device=device), torch.arange(width, device=device)
+    up, down = (rows - 1).clamp(min=0), (rows + 1).clamp(max=height - 1)
+    left, right = (columns - 1).clamp(min=0), (columns + 1).clamp(max=width - 1)
+
+    def neighbours(x: Tensor) -> Tensor:
+        vertical = x.index_select(-2, up) + x.index_select(-2, down)
+        return vertical + (x.index_select(-1, left) + x.index_select(-1, right))
+
+    return neighbours

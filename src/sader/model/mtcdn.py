@@ -18,7 +18,7 @@ from einops import rearrange, repeat
 from torch import Tensor, nn
 
 from sader.errors import BandError, ConfigError, ShapeError
-from sader.model.attention import HybridAttention
+from sader.model.attention import HybridAttention, TemporalFusion, masked_mean, pool_available
 from sader.model.blocks import (
     ResBlock,
     ScalarEmbedding,
@@ -30,7 +30,6 @@ from sader.model.blocks import (
 )
 from sader.model.composite import CompositeHead, prepare_dates
 from sader.model.condition import Condition, ConditionNet, SeriesInput
-from sader.model.fusion import TemporalFusion, masked_mean, pool_available
 from sader.model.heads import CloudHead, ErrorHead, MaskRefinement, not_clear
 
 

@@ -15,9 +15,9 @@ from sader.bands import rgb_indices
 from sader.data.batch import SeriesBatch
 from sader.method.diffusion import Denoiser
 from sader.method.losses import CloudAwareLoss, CloudAwareLossConfig
+from sader.model.attention import masked_mean
 from sader.model.blocks import to_model_range
 from sader.model.composite import classical_blend
-from sader.model.fusion import masked_mean
 from sader.model.heads import not_clear
 from sader.model.mtcdn import MTCDN, Condition, with_anchor
 

@@ -13,13 +13,11 @@ from torch import Tensor
 
 from sader.baselines.baseline import Baseline, generator_noise, inputs_of
 from sader.data.batch import SeriesBatch, keyed_generator
-from sader.method.diffusion import Denoiser
-from sader.method.sampling import sample
+from sader.method.diffusion import Denoiser, sample
 from sader.model.blocks import to_model_range, to_reflectance
 from sader.model.mtcdn import MTCDN
-from sader.training.feed import Maker
 from sader.training.objective import known_days
-from sader.training.trainer import Trainer
+from sader.training.trainer import Maker, Trainer
 
 if TYPE_CHECKING:
     from sader.models import AnyModelConfig

@@ -3,7 +3,7 @@
 A variance-preserving state sqrt(g) clear + sqrt(1 - g) noise, g the product of 1 - beta, is sqrt(g) times
 clear + sigma noise with sigma = sqrt((1 - g) / g): the mean-reverting process of `diffusion.py` without a mean. States
 are therefore kept in that scaled variable, where a first-order step (DDIM, DPM-Solver++ 1) is the Euler step of
-`sampling.py`, x' = D + sigma'/sigma (x - D).
+`diffusion.py`, x' = D + sigma'/sigma (x - D).
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def date_weights(query: Tensor, keys: Tensor, available: Tensor) -> Tensor:
     query: (B or 1, K, D, H or 1, W or 1); keys: (B, T, K, D, H, W); available: bool (B, T, H, W). Where no date is
     available all of them have weight, because a softmax over nothing would be NaN.
     """
-    # Products and sums, as in `model.fusion`: tiny batched matrix products are several times slower.
+    # Products and sums, as in `model.attention`: tiny batched matrix products are several times slower.
     logits = (query[:, None] * keys).sum(dim=3).float() / keys.shape[3] ** 0.5
     use = available | ~available.any(dim=1, keepdim=True)
     return logits.masked_fill(~use[:, :, None], float("-inf")).softmax(dim=1)

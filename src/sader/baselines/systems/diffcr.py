@@ -31,8 +31,8 @@ from sader.baselines.baseline import MAIN, Baseline, BaselineConfig, BaselineInp
 from sader.baselines.parts.ddpm import BetaSchedule, date_frames, sample_multistep, sinusoid, unit_scale
 from sader.errors import ConfigError
 from sader.method.diffusion import DiffusionConfig, MeanReverting
+from sader.model.attention import masked_mean
 from sader.model.blocks import depth_to_space
-from sader.model.fusion import masked_mean
 
 USUAL_DATES = 3
 """Dates at which the plain sum of the published network is taken."""

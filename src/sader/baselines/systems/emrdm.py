@@ -1,7 +1,7 @@
 """EMRDM (Liu et al., CVPR 2025, arXiv 2503.23717): mean-reverting diffusion with an hourglass transformer.
 
 Published: the process, preconditioning, noise density and Euler sampler that SADER took over
-(`diffusion.py` and `sampling.py` are used unchanged), alpha 1, sigma 0.001 to 100, 5 steps, no churn; loss: squared
+(`diffusion.py` is used unchanged), alpha 1, sigma 0.001 to 100, 5 steps, no churn; loss: squared
 error over c_out^2. Network: patch 4, widths 256, 512, 768, depths 2, 2, 16, feed-forward 512, 1024, 1536;
 neighbourhood attention 7x7 on two levels, global on the third, heads of 64; weights shared by the dates, L-TAE fusion
 (16 heads, d_k 48, grouped) collapses time; in: noised bands and the date's bands, auxiliary ones among them. Rate
@@ -26,11 +26,9 @@ from torch import Tensor, nn
 from sader.baselines.baseline import MAIN, Baseline, BaselineConfig, BaselineInputs, Example, NoiseOf, Phase, System
 from sader.baselines.parts.ddpm import date_frames, date_weights, weigh_dates
 from sader.errors import ConfigError
-from sader.method.diffusion import Denoiser, DiffusionConfig
-from sader.method.sampling import karras_sigmas, sample
-from sader.model.attention import neighbourhood_attention
+from sader.method.diffusion import Denoiser, DiffusionConfig, karras_sigmas, sample
+from sader.model.attention import masked_mean, neighbourhood_attention, pool_available
 from sader.model.blocks import FourierFeatures, depth_to_space, space_to_depth, zero_init
-from sader.model.fusion import masked_mean, pool_available
 
 FIELD = 128.0
 """Pixels per unit of position: an image of 256 spans two units, whatever the tile."""

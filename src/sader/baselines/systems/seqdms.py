@@ -24,7 +24,7 @@ from sader.baselines.parts.ddpm import BetaSchedule, date_frames, sample_ancestr
 from sader.baselines.parts.unet import UNet, UNetConfig
 from sader.errors import ConfigError
 from sader.method.diffusion import DiffusionConfig, MeanReverting
-from sader.model.fusion import masked_mean
+from sader.model.attention import masked_mean
 
 
 @dataclass(frozen=True)

@@ -23,8 +23,8 @@ from torch import Tensor, nn
 from sader.baselines.baseline import MAIN, Baseline, BaselineConfig, BaselineInputs, Example, NoiseOf, Phase, System
 from sader.baselines.parts.ddpm import date_frames, date_weights, sinusoid, weigh_dates
 from sader.errors import ConfigError
+from sader.model.attention import pool_available
 from sader.model.blocks import GroupNorm32, reflect_pad, to_model_range, to_reflectance
-from sader.model.fusion import pool_available
 
 NormOf = Callable[[int], nn.Module]
 

@@ -29,8 +29,7 @@ from sader.geo.scene.resume import RowFiles, WorkFolder, describe_source, job_di
 from sader.geo.scene.source import StackScene, read_overview
 from sader.geo.stack import GeoStack
 from sader.inference.masks import FALLBACK_MODEL
-from sader.inference.options import default_backend
-from sader.inference.remover import CloudRemover
+from sader.inference.remover import CloudRemover, default_backend
 from sader.inference.scene import Executor, ScenePlan, local_executor, run_rows, warmed_up
 from sader.inference.scene_match import Overview, check_reference, find_reference
 from sader.inference.tiling import Notice, Progress
