@@ -75,9 +75,11 @@ class JobStore:
         except sqlite3.Error as error:
             raise OutputError(f"cannot use {path}: {error}. Move it away; a new file is created.") from error
 
-    def _execute(self, statement: str, values: Sequence[Any] = ()) -> sqlite3.Cursor:
+    def _execute(self, statement: str, values: Sequence[Any] = ()) -> list[tuple[Any, ...]]:
+        """Return the rows of a statement."""
         try:
-            return self._db.execute(statement, values)
+            with self._lock:
+                return self._db.execute(statement, values).fetchall()
         except sqlite3.Error as error:
             raise OutputError(f"cannot use the table of jobs: {error}. Free space on the server's disk.") from error
 
@@ -100,48 +102,40 @@ class JobStore:
             return self.get(name)
 
     def get(self, name: str) -> Job:
-        with self._lock:
-            row = self._execute(f"SELECT {_COLUMNS} FROM jobs WHERE id = ?", (name,)).fetchone()
-        if row is None:
+        rows = self._execute(f"SELECT {_COLUMNS} FROM jobs WHERE id = ?", (name,))
+        if not rows:
             raise NoSuchJobError(f"there is no job {name[:80]}; it may have expired.")
-        return _job(row)
+        return _job(rows[0])
 
     def select(self, *, status: str | None = None, limit: int = 1000, offset: int = 0) -> list[Job]:
         """Return the jobs, newest first."""
         where, values = ("WHERE status = ?", [status]) if status else ("", [])
-        with self._lock:
-            rows = self._execute(
-                f"SELECT {_COLUMNS} FROM jobs {where} ORDER BY created DESC, rowid DESC LIMIT ? OFFSET ?",
-                (*values, limit, offset),
-            ).fetchall()
+        order = "ORDER BY created DESC, rowid DESC LIMIT ? OFFSET ?"
+        rows = self._execute(f"SELECT {_COLUMNS} FROM jobs {where} {order}", (*values, limit, offset))
         return [_job(row) for row in rows]
 
     def open_count(self) -> int:
         """Return the number of jobs that wait or run."""
-        with self._lock:
-            row = self._execute("SELECT count(*) FROM jobs WHERE status IN ('accepted', 'running')").fetchone()
-        return int(row[0])
+        return int(self._execute("SELECT count(*) FROM jobs WHERE status IN ('accepted', 'running')")[0][0])
 
     def take(self) -> Job | None:
         """Mark the job that has waited longest as running and return it; None where none waits."""
         now = time.time()
         with self._lock:
-            row = self._execute(
+            rows = self._execute(
                 "UPDATE jobs SET status = 'running', attempts = attempts + 1, started = coalesce(started, ?), "
                 "updated = ?, message = 'starting' WHERE id = (SELECT id FROM jobs WHERE status = 'accepted' "
                 "ORDER BY created, rowid LIMIT 1) RETURNING id",
                 (now, now),
-            ).fetchone()
-            return None if row is None else self.get(row[0])
+            )
+            return self.get(rows[0][0]) if rows else None
 
     def advance(self, name: str, progress: int, message: str) -> None:
         """Store the progress of a running job; it never decreases."""
-        with self._lock:
-            self._execute(
-                "UPDATE jobs SET progress = max(progress, ?), message = ?, updated = ? "
-                "WHERE id = ? AND status = 'running'",
-                (progress, message, time.time(), name),
-            )
+        self._execute(
+            "UPDATE jobs SET progress = max(progress, ?), message = ?, updated = ? WHERE id = ? AND status = 'running'",
+            (progress, message, time.time(), name),
+        )
 
     def note(self, name: str, text: str) -> None:
         """Store a notice for the user, each text once."""
@@ -153,14 +147,13 @@ class JobStore:
     def end(self, name: str, status: str, message: str, outcome: dict[str, Any] | None = None) -> bool:
         """End a job that waits or runs; return whether it did."""
         now = time.time()
-        with self._lock:
-            done = self._execute(
-                "UPDATE jobs SET status = ?, message = ?, outcome = ?, finished = ?, updated = ?, "
-                "progress = CASE WHEN ? = 'successful' THEN 100 ELSE progress END "
-                "WHERE id = ? AND status IN ('accepted', 'running')",
-                (status, message, None if outcome is None else json.dumps(outcome), now, now, status, name),
-            )
-            return done.rowcount == 1
+        ended = self._execute(
+            "UPDATE jobs SET status = ?, message = ?, outcome = ?, finished = ?, updated = ?, "
+            "progress = CASE WHEN ? = 'successful' THEN 100 ELSE progress END "
+            "WHERE id = ? AND status IN ('accepted', 'running') RETURNING id",
+            (status, message, None if outcome is None else json.dumps(outcome), now, now, status, name),
+        )
+        return bool(ended)
 
     def dismiss(self, name: str) -> Job:
         """Mark a job as dismissed; return its state before."""
@@ -188,11 +181,8 @@ class JobStore:
 
     def expire(self, before: float) -> list[str]:
         """Delete the jobs that ended before a time; return their ids."""
-        with self._lock:
-            rows = self._execute(
-                "DELETE FROM jobs WHERE finished IS NOT NULL AND finished < ? RETURNING id", (before,)
-            ).fetchall()
-        return [row[0] for row in rows]
+        expired = "DELETE FROM jobs WHERE finished IS NOT NULL AND finished < ? RETURNING id"
+        return [row[0] for row in self._execute(expired, (before,))]
 
 
 class JobRunner:
