@@ -130,7 +130,7 @@ def test_verdicts_follow_the_direction_of_the_metric():
     lower = compare_rows([*rows_of("a", base, "mae"), *rows_of("b", better, "mae")], against="a", metrics=["mae"])
     assert lower[0].verdict == "worse"
     assert lower[0].wins == 0
-    same = compare_rows([*rows_of("a", base), *rows_of("b", base)])
+    same = compare_rows([*rows_of("a", base), *rows_of("b", base)], against="a")
     assert same[0].verdict == "no difference shown"
     with pytest.raises(ConfigError, match="nothing called 'c'"):
         compare_rows(rows_of("a", base), against="c")

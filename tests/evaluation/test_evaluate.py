@@ -31,7 +31,7 @@ from sader.evaluation.report import Report, extreme_items, markdown, print_summa
 from sader.evaluation.results import Results
 from sader.evaluation.scoring import Row, score, score_items
 from sader.evaluation.statistics import bootstrap, summarise
-from sader.inference.remover import CloudRemover, Removal
+from sader.inference.remover import CloudRemover, Removal, RemoverOptions
 from sader.method.metrics import PSNR_CEILING
 
 RGBN = ("B02", "B03", "B04", "B08")
@@ -324,6 +324,6 @@ def test_the_command_prints_the_table_and_json(tmp_path: Path) -> None:
 def test_models_are_found_by_name() -> None:
     assert make_method("ridge_blend", mask="own") == ClassicalMethod("ridge_blend", "own")
     assert make_method("flat_colour_of_truth") is flat_colour_of_truth
-    shipped = make_method("sader-s2-rgbn", guide="mean")
+    shipped = make_method("sader-s2-rgbn", options=RemoverOptions(guide="mean"))
     assert isinstance(shipped, RemoverMethod)
     assert shipped.remover.options.guide == "mean"

@@ -205,9 +205,9 @@ def _paper(value: float | None, unit: str = "") -> str:
 
 
 def _sampling_text(how: dict[str, Any]) -> str:
-    resampling, guide = (
-        (f" + {how['resample_steps']}", f", guide {how['guide']}") if how["resample_steps"] else ("", "")
-    )
+    resampling = guide = ""
+    if how["resample_steps"]:
+        resampling, guide = f" + {how['resample_steps']}", f", resampling {how['resampling']}, guide {how['guide']}"
     steps = f"{how['steps']}{resampling} step{'s' * (how['steps'] != 1)}"
     return f"{steps}, {how['solver']}{guide}, sigma {how['sigma_max']} to {how['sigma_min']}"
 

@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 
+from sader.baselines.classical import CLASSICAL
 from sader.errors import ConfigError, did_you_mean
 from sader.evaluation.scoring import LOWER_IS_BETTER, Row
 
@@ -75,22 +76,13 @@ def bootstrap(values: Sequence[float] | np.ndarray, *, seed: int = 0, draws: int
     return Interval(float(finite.mean()), float(low), float(high), len(finite))
 
 
-def summarise(
-    rows: Sequence[Row], *, classical: Sequence[str] | None = None, metric: str = "psnr", seed: int = 0
-) -> Summary:
-    """Return the summary of `rows`, methods in their order.
+def summarise(rows: Sequence[Row], *, metric: str = "psnr", seed: int = 0) -> Summary:
+    """Return the summary of `rows`, methods in their order; the others are compared with the best classical one.
 
-    classical: the methods among which the best by the mean of `metric` is the one the others are compared with; None:
-    those of `sader.baselines.classical.CLASSICAL`, flat colour left out.
+    The best is that with the best mean of `metric`; flat colours are left out.
     """
-    by_method: dict[str, dict[str, Row]] = {}
-    for row in rows:
-        by_method.setdefault(row.method, {})[row.item] = row
-    if classical is None:
-        from sader.baselines.classical import CLASSICAL
-
-        classical = [name for name in by_method if name in CLASSICAL and not name.startswith("flat")]
-    candidates = [name for name in classical if name in by_method]
+    by_method = _by_method(rows)
+    candidates = [name for name in by_method if name in CLASSICAL and not name.startswith("flat")]
     sign = -1 if metric in LOWER_IS_BETTER else 1
 
     def average(name: str) -> float:
@@ -209,24 +201,22 @@ def holm(values: Sequence[float]) -> list[float]:
     return [float(value) for value in corrected]
 
 
-def compare_rows(
-    rows: Sequence[Row], *, against: str | None = None, metrics: Sequence[str] = ("psnr",), seed: int = 0
-) -> list[Comparison]:
-    """Return the comparisons of every method with `against`, or of every pair (None), for each metric.
-
-    Holm's correction runs over all comparisons of one metric.
-    """
-    by_method: dict[str, dict[str, Row]] = {}
+def _by_method(rows: Sequence[Row]) -> dict[str, dict[str, Row]]:
+    """Return method -> item -> row."""
+    found: dict[str, dict[str, Row]] = {}
     for row in rows:
-        by_method.setdefault(row.method, {})[row.item] = row
-    names = list(by_method)
-    if against is not None and against not in by_method:
-        raise ConfigError(f"nothing called {against!r} was scored{did_you_mean(against, names)}")
-    pairs = (
-        [(name, other) for place, name in enumerate(names) for other in names[place + 1 :]]
-        if against is None
-        else [(name, against) for name in names if name != against]
-    )
+        found.setdefault(row.method, {})[row.item] = row
+    return found
+
+
+def compare_rows(
+    rows: Sequence[Row], *, against: str, metrics: Sequence[str] = ("psnr",), seed: int = 0
+) -> list[Comparison]:
+    """Return the comparisons of every method with `against` for each metric, with Holm's correction over a metric."""
+    by_method = _by_method(rows)
+    if against not in by_method:
+        raise ConfigError(f"nothing called {against!r} was scored{did_you_mean(against, by_method)}")
+    pairs = [(name, against) for name in by_method if name != against]
     result: list[Comparison] = []
     for metric in metrics:
         found = [_compare(by_method, pair, metric, seed) for pair in pairs]

@@ -274,13 +274,3 @@ def get_tables(names: Iterable[str]) -> list[Table]:
     if not found:
         raise ConfigError(f"no table given; expected one of {', '.join(TABLES)}, or all.")
     return list(found.values())
-
-
-def chosen_rows(table: Table, dataset: str, only: Iterable[str]) -> tuple[PlanRow, ...]:
-    """Return the rows of a table, or those of them named in `only`."""
-    rows, wanted = table.rows[dataset], list(only)
-    known = [row.name for row in rows]
-    for name in wanted:
-        if name not in known:
-            raise ConfigError(f"{table.name} has no row {name!r}{did_you_mean(name, known)}")
-    return tuple(row for row in rows if not wanted or row.name in wanted)
