@@ -129,6 +129,38 @@ def test_a_raster_is_refused_or_cleared_as_in_memory(tiny, raster):
             assert np.isfinite(dataset.read()[:, valid.any(axis=0)].astype(float)).all()
 
 
+@hypothesis.settings(SETTINGS, max_examples=25)
+@hypothesis.given(raster=rasters())
+def test_a_zarr_store_is_refused_or_cleared_as_in_memory(tiny, raster):
+    xarray, zarr = pytest.importorskip("xarray"), pytest.importorskip("sader.geo.xarray.zarr")
+    pytest.importorskip("zarr")
+    stored = np.stack([numbers_of(raster, date) for date in range(2)])
+    mask = np.random.default_rng(raster["seed"]).random((2, *raster["size"])) < raster["cloud"]
+    attributes = {} if raster["scale"] is None else {"scale_factor": raster["scale"], "add_offset": raster["offset"]}
+    if raster["nodata"] is not None:
+        attributes["_FillValue"] = stored.dtype.type(raster["nodata"])
+    cube = xarray.DataArray(stored, dims=("time", "band", "y", "x"), coords={"band": list(BANDS)}, attrs=attributes)
+    with tempfile.TemporaryDirectory() as name, warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        store, out = Path(name) / "in.zarr", Path(name) / "out" / "c.zarr"
+        dataset = cube.to_dataset(name="numbers").assign(cloud=(("time", "y", "x"), mask))
+        dataset.to_zarr(store, consolidated=False)
+        try:
+            zarr.clear_zarr(store, out, tiny, SceneOptions(reference=0), mask="cloud", notice=lambda text: None)
+        except SaderError:
+            assert not out.parent.exists() or not list(out.parent.iterdir())
+            return
+        found = xarray.open_zarr(out, mask_and_scale=False, consolidated=False).clear
+        coding = zarr.open_cube(cube, tiny).coding
+        pairs = [decode_array(numbers, (coding,) * 4) for numbers in stored]
+        cloudy, valid = np.stack([v for v, _ in pairs]), np.stack([t for _, t in pairs])
+        result = tiny.predict(
+            cloudy.clip(LOWEST, HIGHEST), reference=0, valid=valid, cloud_mask=list(mask), bands=BANDS
+        )
+        wanted = encode_array(np.where(result.kept, cloudy[0], result.clear), valid.any(axis=0), coding)
+        np.testing.assert_array_equal(found.values, np.where(result.kept, stored[0], wanted))
+
+
 @SETTINGS
 @hypothesis.given(
     shape=st.tuples(st.integers(0, 3), st.sampled_from([3, 4, 4, 4, 4]), st.integers(0, 40), st.integers(1, 40)),
