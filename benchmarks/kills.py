@@ -312,7 +312,8 @@ def main() -> None:
             assert forked(lambda job=job, place=place: job.run(place / "wanted")) == 0  # type: ignore[misc]
             duration, operations = time.monotonic() - begun, int.from_bytes(COUNT[:8])
             if options.every:
-                kills = kill_at_operations(job, place, range(1, operations + 1, options.every))
+                first = max(1, min(options.every, operations) // 2)
+                kills = kill_at_operations(job, place, range(first, operations + 1, options.every))
                 print(f"{name}: {kills} kills, {operations} operations, nothing lost", flush=True)
                 continue
             share = options.kills * (number + 1) // len(names) - options.kills * number // len(names)

@@ -10,29 +10,20 @@ from pathlib import Path
 import pytest
 
 SCRIPT = Path(__file__).parents[1] / "benchmarks" / "kills.py"
-slow = pytest.mark.slow
+JOBS = ("remove", "remove-zarr", "series", "train")
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
-@pytest.mark.parametrize(
-    ("job", "every", "least"),
-    [
-        ("remove", 19, 40),
-        pytest.param("remove", 1, 40, marks=slow),
-        pytest.param("remove-zarr", 23, 100, marks=slow),
-        ("series", 97, 90),
-        pytest.param("series", 7, 90, marks=slow),
-        ("train", 17, 40),
-        pytest.param("train", 1, 40, marks=slow),
-    ],
-)
-def test_killed_at_file_operations(job, every, least):
+@pytest.mark.parametrize("every", [61, pytest.param(5, marks=pytest.mark.slow)])
+def test_killed_at_file_operations(every):
     pytest.importorskip("rasterio")
     pytest.importorskip("zarr")
-    command = [sys.executable, str(SCRIPT), "--job", job, "--every", str(every)]
+    command = [sys.executable, str(SCRIPT), "--every", str(every)]
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=900, check=False)
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=1800, check=False)
     assert done.returncode == 0, done.stdout + done.stderr[-3000:]
-    kills, operations = (int(word) for word in done.stdout.replace(",", "").split()[1:4:2])
-    assert operations >= least
-    assert kills >= operations // every
+    lines = [line.replace(":", "").replace(",", "").split() for line in done.stdout.splitlines()]
+    assert [words[0] for words in lines] == list(JOBS)
+    for name, kills, _, operations, *_ in lines:
+        assert int(operations) >= 40, name
+        assert int(kills) >= max(1, int(operations) // every), name

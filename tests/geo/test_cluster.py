@@ -250,9 +250,9 @@ def test_a_sent_remover_has_the_same_bits_and_is_built_once(remover):
 
 
 def test_a_killed_worker_changes_nothing(local, remover):
-    array = np.random.default_rng(2).uniform(0.02, 0.5, (3, 4, 128, 128)).astype(np.float32)
+    array = np.random.default_rng(2).uniform(0.02, 0.5, (3, 4, 104, 104)).astype(np.float32)
     wanted = tiny(remover.config, tile=32, overlap=8)(array, reference=0, steps=8)
-    result = cluster.clear(lazy(array, 64), remover, reference=0, steps=8)
+    result = cluster.clear(lazy(array, 52), remover, reference=0, steps=8)
     job = local.compute(result)
     tasks = local.cluster.scheduler.tasks
     victim = next(iter(local.scheduler_info()["workers"]))
