@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 import signal
 import socket
@@ -12,7 +13,9 @@ from concurrent.futures import ThreadPoolExecutor
 from urllib.parse import urlparse
 
 import httpx
+import numpy as np
 import pytest
+from PIL import Image
 
 from sader.errors import OutputError
 from sader.viewer.problems import ConflictError, NotFoundError, WorkerError
@@ -24,6 +27,7 @@ from sader.viewer.settings import Limits, ServeSettings
 from sader.viewer.worker import work
 from sader.viewer.worker.process import _NotTaken
 
+from ..geo.conftest import make_safe_fixture  # noqa: F401 - a fixture
 from .conftest import LIMITS, serving, write_date, write_scene
 
 TOKEN = "a-token-that-only-the-owner-has"
@@ -87,6 +91,25 @@ def operations(tmp_path, **changes):
     settings = ServeSettings(data=tmp_path, limits=LIMITS, **changes).for_child()
     events: list[dict] = []
     return work.SceneWork(settings, events.append), events
+
+
+def test_masks_of_products_are_drawn_as_they_are(tmp_path, make_safe):
+    product = make_safe(cloud_rows=30)
+    done, _ = operations(tmp_path)
+    scene = {"inputs": [product.name], "reading": {}, "layer": "mask-0", "job": None}
+
+    def mask(**square: object) -> np.ndarray:
+        _, content = done.picture(**scene, square=square)
+        return np.asarray(Image.open(io.BytesIO(content)))[..., 3] > 0
+
+    given = mask()
+    height, width = given.shape
+    assert given[:30].all()  # the classes of cloud, in cells of 20 m
+    assert not given[34 : height - 2].any()
+    assert (mask(growth=20, threshold=0.9) == given).all()  # settings of estimated masks
+    small = mask(factor="4")
+    assert small.shape == (-(-height // 4), -(-width // 4))
+    assert small[:7].all()
 
 
 def test_the_model_is_loaded_once_for_all_jobs(tmp_path, monkeypatch):
