@@ -61,16 +61,9 @@ class SceneWork:
         self.allow_remote = tuple(settings["allow_remote"])
         self.model, self.device = settings["model"], settings["device"]
         self.send = send
+        reading = (self.inspect, self.models, self.describe, self.clouds, self.picture, self.mercator, self.values)
         self.operations: dict[str, Callable[..., Any]] = {
-            "inspect": self.inspect,
-            "models": self.models,
-            "describe": self.describe,
-            "clouds": self.clouds,
-            "picture": self.picture,
-            "mercator": self.mercator,
-            "values": self.values,
-            "demo": self.demo,
-            "remove": self.remove,
+            one.__name__: one for one in (*reading, self.demo, self.remove)
         }
         self._scenes: OrderedDict[str, OpenScene] = OrderedDict()
         self._last: tuple[OpenScene, GeoStack, Overview] | None = None
