@@ -104,7 +104,6 @@ def run_demo(
     seed: int = 0,
     progress: Callable[[int, int], None] | None = None,
     notice: Callable[[str], None] | None = None,
-    scene: SyntheticSeries | None = None,
 ) -> DemoReport:
     """Remove the clouds of the built-in scene, write `clear.tif` and `before_after.png` into `out`, return the scores.
 
@@ -112,7 +111,6 @@ def run_demo(
         preset `small` while there are none.
     steps: sampling steps, 1 to about 50, or "4+1" with resampling; None = the model's own.
     progress: called with (done, total); notice: called with a message before the network runs.
-    scene: another series with known truth, for tests.
     """
     folder = writable_folder(out)
     remover, name, trained = load_remover(model)
@@ -123,7 +121,7 @@ def run_demo(
             f"untrained preset `{name}`: the result shows that the program runs, not how well a trained network "
             "removes clouds."
         )
-    scene, extra = _for_model(scene or demo_scene(), remover)
+    scene, extra = _for_model(demo_scene(), remover)
     given: dict[str, Any] = {"reference": scene.reference, "cloud_mask": scene.cloud_mask, "days": scene.days}
     started = time.perf_counter()
     result = remover(scene.cloudy, **given, **extra, steps=steps, seed=seed, progress=progress)

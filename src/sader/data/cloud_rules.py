@@ -94,32 +94,28 @@ USUAL_BANDS: dict[int, tuple[str, ...]] = {
 """Bands assumed from their number when no names are given."""
 
 
+RISE, HAZE, CIRRUS, BRIGHT, THICK, WHITE, SHADOW, SMOOTH = 0.012, 0.008, 0.012, 0.35, 0.45, 0.15, 0.85, 4
+"""Thresholds of `estimate_cloud_mask`, which describes them."""
+
+
 def estimate_cloud_mask(
     cloudy: np.ndarray,
     bands: Sequence[str] | None = None,
     *,
     valid: np.ndarray | None = None,
-    rise: float = 0.012,
-    haze: float = 0.008,
-    cirrus: float = 0.012,
-    bright: float = 0.35,
-    thick: float = 0.45,
-    white: float = 0.15,
-    shadow: float = 0.85,
-    smooth: int = 4,
 ) -> np.ndarray:
     """Return an estimate of clouds and shadows, bool (T, H, W), True = cloud or shadow.
 
     cloudy: (T, C, H, W) reflectance; bands: their names (None: guessed from the number of bands); valid: bool
     (T, H, W), False where a date has no data. All thresholds are reflectance unless stated otherwise:
 
-    - cloud: the visible bands are brighter than in the darkest dates by `rise`, and the haze index B02 - B04 / 2 is
-      higher by `haze` (clouds and haze are bluer than bare ground); or brighter than `bright` with half that haze; or
-      the cirrus band, if given, higher by `cirrus`; or, regardless of the other dates, brighter than `thick` and white:
-      the visible bands differ by less than `white` times their mean (snow is classified as cloud).
-    - shadow: near infrared below `shadow` times, and red below `shadow` + 0.1 times, the usual value of
+    - cloud: the visible bands are brighter than in the darkest dates by `RISE`, and the haze index B02 - B04 / 2 is
+      higher by `HAZE` (clouds and haze are bluer than bare ground); or brighter than `BRIGHT` with half that haze; or
+      the cirrus band, if given, higher by `CIRRUS`; or, regardless of the other dates, brighter than `THICK` and white:
+      the visible bands differ by less than `WHITE` times their mean (snow is classified as cloud).
+    - shadow: near infrared below `SHADOW` times, and red below `SHADOW` + 0.1 times, the usual value of
       the pixel (40 % quantile over the dates, corrected for the brightness of the whole date).
-    - `smooth`: radius of the majority filter, pixels; 0 for none.
+    - `SMOOTH`: radius of the majority filter, pixels.
 
     With one date, or where only one has data, only bright white pixels are found.
     """
@@ -132,7 +128,7 @@ def estimate_cloud_mask(
 
     visible = (blue + green + red) / 3
     spread = np.maximum(np.maximum(blue, green), red) - np.minimum(np.minimum(blue, green), red)
-    is_white = spread < white * visible
+    is_white = spread < WHITE * visible
     compared = valid.sum(0) > 1
 
     # A shadowed date would make the others appear bright, so it is left out of the darkest dates, but only where the
@@ -142,23 +138,21 @@ def estimate_cloud_mask(
     lit = valid & ~shaded
     rises = visible - _quantile(visible, lit, 0.1)
     hazes = (blue - red / 2) - (_quantile(blue, lit, 0.1) - _quantile(red, lit, 0.1) / 2)
-    cloud = ((rises > rise) & (hazes > haze)) | ((visible > bright) & (hazes > haze / 2))
+    cloud = ((rises > RISE) & (hazes > HAZE)) | ((visible > BRIGHT) & (hazes > HAZE / 2))
     if "B10" in names:
         high = cloudy[:, names.index("B10")]
-        cloud |= high - _quantile(high, valid, 0.1) > cirrus
-    cloud = (cloud & compared) | (is_white & (visible > np.where(compared, thick, bright)))
+        cloud |= high - _quantile(high, valid, 0.1) > CIRRUS
+    cloud = (cloud & compared) | (is_white & (visible > np.where(compared, THICK, BRIGHT)))
 
     dark = np.ones_like(cloud)
-    for band, least in ((infrared, shadow), (red, shadow + 0.1)):
+    for band, least in ((infrared, SHADOW), (red, SHADOW + 0.1)):
         ratio = band / np.maximum(_quantile(band, valid, 0.4), 0.01)
         for date, clear in enumerate(valid & ~cloud):
             # The whole date may be darker (season, sun): its brightest clear pixels give the factor.
             level = float(np.clip(np.quantile(ratio[date][clear], 0.9), 0.7, 1.1)) if clear.any() else 1.0
             dark[date] &= ratio[date] < least * level
     mask = (cloud | (dark & compared)) & valid
-    if smooth > 0:
-        mask = local_share(mask, smooth) > 0.5 * local_share(valid, smooth)
-    return mask & valid
+    return (local_share(mask, SMOOTH) > 0.5 * local_share(valid, SMOOTH)) & valid
 
 
 def _band_names(count: int, bands: Sequence[str] | None) -> list[str]:

@@ -21,6 +21,8 @@ from sader.files import write_atomically
 Picture = NDArray[np.uint8]
 """(H, W, 3), ready for the screen."""
 
+PERCENTILES = (1.0, 99.0)
+"""Shares of all values together that are shown as black and as white."""
 NODATA_GREY = 128
 BACKGROUND = (255, 255, 255)
 INK = (34, 34, 34)
@@ -55,10 +57,7 @@ def _colour_bands(image: NDArray[np.floating], bands: Sequence[str] | None) -> N
 
 
 def stretch_limits(
-    images: Sequence[NDArray[np.floating]],
-    *,
-    bands: Sequence[str] | None = None,
-    percentiles: tuple[float, float] = (1.0, 99.0),
+    images: Sequence[NDArray[np.floating]], *, bands: Sequence[str] | None = None
 ) -> tuple[float, float]:
     """Return the reflectances (low, high) shown as black and white, shared by all panels of a figure.
 
@@ -66,7 +65,6 @@ def stretch_limits(
     without clouds: clouds would take most of the range and leave the ground dark.
 
     images: (C, H, W) each; NaN is ignored.
-    percentiles: of all values together, 0 to 100.
     """
     if not images:
         raise ShapeError("no image given; stretch_limits needs at least one (C, H, W) array.")
@@ -74,7 +72,7 @@ def stretch_limits(
     values = values[np.isfinite(values)]
     if values.size == 0:
         raise ValueRangeError("the images hold no finite value; give at least one with valid pixels.")
-    low, high = (float(value) for value in np.percentile(values, percentiles))
+    low, high = (float(value) for value in np.percentile(values, PERCENTILES))
     return low, max(high, low + 1e-4)  # avoids a division by zero for a constant image
 
 

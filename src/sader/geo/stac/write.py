@@ -42,11 +42,10 @@ def write_item(
     reference: DateSource | None = None,
     assets: Mapping[str, str | Path] | None = None,
     processing: Mapping[str, Any] | None = None,
-    path: str | Path | None = None,
     coding: ValueCoding | None = None,
     collection: Path | None = None,
 ) -> Path:
-    """Write the item of `result` and return its path, by default `result` with the suffix .json.
+    """Write the item of `result` and return its path: `result` with the suffix .json.
 
     sources: the input dates, which become derived_from links. reference: the cleaned date, whose time is the item's;
     without it the item covers the time from the first date to the last.
@@ -56,7 +55,7 @@ def write_item(
     """
     stac = require("pystac", extra="geo", purpose="writing the STAC item")
     result = Path(result)
-    target = result.with_suffix(".json") if path is None else Path(path)
+    target = result.with_suffix(".json")
     with reading(str(result)), open_raster(result) as dataset:
         grid = grid_of(dataset)
         data = _data_asset(dataset, grid, coding)
