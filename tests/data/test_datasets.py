@@ -18,8 +18,9 @@ from sader.data.bank import SeriesBank, SeriesMaker
 from sader.data.items import paper_task
 from sader.data.pack import RGBN, pack_dataset
 from sader.data.plan import PUBLIC_SOURCES, MakerSettings
-from sader.data.public.dataset import SAR_SCALINGS, PublicSeries, ReadOptions, scale_sar
+from sader.data.public.dataset import PublicSeries, ReadOptions
 from sader.data.public.registry import DATASETS, DatasetItems, open_dataset, recognise
+from sader.data.radar import SAR_SCALINGS, scale_sar
 from sader.data.shards import ShardWriter, read_shards, split_of
 from sader.errors import BandError, ConfigError, DataError
 from sader.evaluation.data import DataRequest

@@ -34,6 +34,8 @@ def pack(
     draws: Annotated[int, typer.Option(help="SEN12MS-CR-TS: training series of each patch, each with a target drawn "
                                             "from its clear dates.")] = 1,
     lists: Annotated[str | None, typer.Option(help="With --dataset: folder, frozen, hash, or a list file.")] = None,
+    sar: Annotated[bool, typer.Option("--sar", help="With --dataset: pack Sentinel-1 (VV, VH) too. Folders: "
+                                                    "NAME_s1.tif beside NAME.tif is always packed.")] = False,
     partial: Annotated[bool, typer.Option("--partial", help="With --dataset: use the places on disk.")] = False,
     coverage: Coverage = "auto",
     clear: Annotated[bool, typer.Option("--clear", help="Observed pixels of unlabelled folders are clear.")] = False,
@@ -64,7 +66,9 @@ def pack(
         known = DATASETS[dataset].splits if dataset in DATASETS else (split,)
         parts = [name for name in known if name in ("train", "val")] if split == "all" else [split]
         for part in parts or [split]:
-            options = ReadOptions(lists=lists, partial=partial, coverage=coverage, draws=draws)
+            options = ReadOptions(
+                lists=lists, partial=partial, coverage=coverage, draws=draws, sar="default" if sar else None
+            )
             drawn = training_sampler(dataset, sampler) if part == "train" and dataset in DATASETS else sampler
             series = open_dataset(sources[0], dataset=dataset, split=part, sampler=drawn, options=options)
             series.check()

@@ -83,6 +83,10 @@ def tile_options(
             TILES,
         ),
     ] = None,
+    aux: Annotated[
+        list[str] | None,
+        option("Sentinel-1 VV and VH in dB (GeoTIFF): one file for all dates, or one for each (repeat).", READING),
+    ] = None,
     mask_values: Annotated[
         str | None, option("Values of mask files that count as cloud or shadow, such as 2,4.", TILES)
     ] = None,

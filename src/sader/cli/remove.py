@@ -79,7 +79,7 @@ def _request(given: Mapping[str, Any]) -> Any:
 
     options = {name: given[name] for name in SceneOptions.__dataclass_fields__ if name in given}
     more = {name: plain(given[name]) for name in RemoveRequest.__dataclass_fields__ if name in given}
-    more |= {name: more[name] or () for name in ("inputs", "mask")}
+    more |= {name: more[name] or () for name in ("inputs", "mask", "aux")}
     return RemoveRequest(**more, options=SceneOptions(**options))
 
 

@@ -21,6 +21,7 @@ from sader.data.batch import CLEAR, SHADOW, THICK, THIN, UNKNOWN, SeriesBatch, k
 from sader.data.clouds import CloudSettings, apply_clouds, cloud_fields, paste_clouds
 from sader.data.plan import CELL, SINGLE, Catalogue, MakerSettings, Plan, Planner
 from sader.data.pseudo_dates import PseudoDateSettings, pseudo_dates
+from sader.data.radar import optical_count
 from sader.data.shards import SeriesRecord, read_shard, shard_files
 from sader.errors import BandError, DataError
 
@@ -40,20 +41,21 @@ class SeriesBank:
         self, records: Iterable[SeriesRecord], *, bands: Sequence[str], device: torch.device | str = "cpu"
     ) -> None:
         self.bands, self.device = tuple(bands), torch.device(device)
+        self.optical = optical_count(self.bands)
         self.names: list[str] = []
         values, labels, tables, rows = [], [], [], []
         present, days = [], []
         pixels = cells = 0
         for number, record in enumerate(records):
             has = [name in record.bands for name in self.bands]
-            if not any(has):
+            if not any(has[: self.optical]):
                 raise BandError(f"{record.name} has bands {record.bands}; expected some of {self.bands}.")
             t, _, h, w = record.dn.shape
             dn = np.zeros((t, h, w, len(self.bands)), np.int16)
             for k, name in enumerate(self.bands):
                 if has[k]:
                     dn[..., k] = np.minimum(record.dn[:, record.bands.index(name)], 32767)
-            must = [k for k, name in enumerate(self.bands) if has[k] and name not in _MAY_BE_ZERO]
+            must = [k for k, name in enumerate(self.bands[: self.optical]) if has[k] and name not in _MAY_BE_ZERO]
             seen = np.all(dn[..., must] > 0, axis=-1)
             known = np.full((t, h, w), UNKNOWN, np.uint8) if record.labels is None else record.labels
             known = np.where(seen, known, _NODATA).astype(np.uint8)
@@ -92,7 +94,7 @@ class SeriesBank:
             first=first,
             dates=np.diff(np.append(first, len(record))),
             source=np.array(sources),
-            donor=np.all(present, axis=1),
+            donor=np.all(present[:, : self.optical], axis=1),
         )
 
     @classmethod
@@ -168,7 +170,10 @@ class SeriesMaker:
         frames = np.concatenate([plan.frames.ravel(), plan.target])
         images, labels = bank.windows(frames, each(plan.y), each(plan.x), each(plan.symmetry), plan.side)
         images, labels = _coarser(images, labels, crop)
-        bands = bank.band_present[torch.from_numpy(bank.catalogue.record[plan.target]).to(device)]
+        # Radar takes no part in colours and clouds; it returns to the batch at the end.
+        images, radar = images[:, : bank.optical], images[:, bank.optical :]
+        every_band = bank.band_present[torch.from_numpy(bank.catalogue.record[plan.target]).to(device)]
+        bands = every_band[:, : bank.optical]
         images = self._recoloured(images, bands, t, generator)
         clear, target_labels = images[b * t :], labels[b * t :]
         cloudy, labels = images[: b * t].view(b, t, *images.shape[1:]), labels[: b * t].view(b, t, crop, crop)
@@ -194,7 +199,12 @@ class SeriesMaker:
         hidden = covered[at] & (reference >= 0)[:, None, None]
 
         dropped = torch.from_numpy(plan.dropped).to(device)
-        bands = bands & ~(dropped[:, :, None] & self._groups[None]).any(1)
+        bands = every_band & ~(dropped[:, :, None] & self._groups[None]).any(1)
+        if radar.shape[1]:
+            kept = keyed_generator(self.seed, step, 2).random(b) >= self.settings.radar_dropout
+            bands[:, bank.optical :] &= torch.from_numpy(kept).to(device)[:, None]
+            cloudy = torch.cat([cloudy, radar[: b * t].view(b, t, *radar.shape[1:])], dim=2)
+            clear = torch.cat([clear, radar[b * t :]], dim=1)
         present = torch.from_numpy(plan.present).to(device)
         shown = valid & present[:, :, None, None]
         return SeriesBatch(
@@ -243,6 +253,7 @@ class SeriesMaker:
         covered = torch.zeros_like(flat_valid)
         if len(plan.paste_slot):
             donor, donor_labels = self._donors(plan, h)
+            donor = donor[:, : self.bank.optical]
             slots = torch.from_numpy(plan.paste_slot).to(device)
             take = (donor_labels >= THICK) & (donor_labels <= SHADOW) & flat_valid[slots]
             foreign = torch.from_numpy(plan.paste_symmetry >= 0).to(device)
@@ -257,7 +268,9 @@ class SeriesMaker:
                 len(slots), h, w, coverage=torch.from_numpy(plan.coverage), generator=generator, device=device,
                 settings=self.clouds,
             )  # fmt: skip
-            seen, cloud, shadow, thin = apply_clouds(flat[slots], sky, bands=self.bank.bands, generator=generator)
+            seen, cloud, shadow, thin = apply_clouds(
+                flat[slots], sky, bands=self.bank.bands[: self.bank.optical], generator=generator
+            )
             mask = (cloud | shadow) & flat_valid[slots]
             kind = torch.where(thin, THIN, THICK).where(cloud, SHADOW).to(torch.uint8)
             flat = flat.index_copy(0, slots, torch.where(mask[:, None], seen, flat[slots]))

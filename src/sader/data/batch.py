@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from torch import Tensor
@@ -39,6 +39,18 @@ class SeriesBatch:
     """(B, T) days since the first date of the series, NaN where unknown; or None."""
     band_present: Tensor
     """bool (B, C), the band was observed; elsewhere no loss."""
+
+    def split(self, bands: int) -> tuple[SeriesBatch, Tensor | None]:
+        """Return the batch with the first `bands` bands alone, and the auxiliary ones (B, T, A, H, W); None without.
+
+        Auxiliary bands that are missing are 0.5, the middle of the range, which a network takes as missing.
+        """
+        if self.cloudy.shape[2] == bands:
+            return self, None
+        there = self.band_present[:, None, bands:, None, None]
+        aux = self.cloudy[:, :, bands:].masked_fill(~there, 0.5)
+        cloudy, clear, there = self.cloudy[:, :, :bands], self.clear[:, :bands], self.band_present[:, :bands]
+        return replace(self, cloudy=cloudy, clear=clear, band_present=there), aux
 
     def __post_init__(self) -> None:
         if self.cloudy.ndim != 5:

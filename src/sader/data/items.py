@@ -10,6 +10,7 @@ import zlib
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import combinations, pairwise
+from typing import Any
 
 import numpy as np
 import torch
@@ -19,6 +20,7 @@ from sader.data.batch import CLEAR, SHADOW, THICK, UNKNOWN, keyed_generator, tur
 from sader.data.cloud_rules import estimate_cloud_mask
 from sader.data.clouds import apply_clouds, cloud_fields
 from sader.data.pseudo_dates import pseudo_dates
+from sader.data.radar import RADAR_BANDS
 from sader.data.shards import SeriesRecord
 from sader.errors import ConfigError, DataError
 
@@ -42,6 +44,17 @@ class Frames:
     valid: np.ndarray
     days: tuple[float, ...] | None
     bands: tuple[str, ...]
+    radar: np.ndarray | None = None
+    """(T, 2, H, W) VV and VH in [0, 1], where the record has them and they are wanted."""
+
+    def inputs(self, dates: Sequence[int]) -> dict[str, Any]:
+        """Return the fields of an item about its dates, without images and masks."""
+        return {
+            "days": None if self.days is None else tuple(self.days[date] for date in dates),
+            "bands": self.bands,
+            "aux": None if self.radar is None else self.radar[list(dates)],
+            "aux_bands": () if self.radar is None else RADAR_BANDS,
+        }
 
     def labelled(self, date: int) -> bool:
         """Return whether every observed pixel of the date has a label."""
@@ -72,10 +85,14 @@ class Frames:
 
 
 def read_frames(records: Iterable[SeriesRecord], bands: Sequence[str] | None, *, cut: bool = True) -> Iterator[Frames]:
-    """Yield the records that have all `bands`, long ones cut into windows of about `WINDOW` pixels."""
+    """Yield the records that have all `bands`, long ones cut into windows of about `WINDOW` pixels.
+
+    Radar is optional: it is read where a record has it and `bands` (None: all) names it.
+    """
     found = False
     for record in records:
-        names = tuple(bands or record.bands)
+        names = tuple(band for band in bands or record.bands if band not in RADAR_BANDS)
+        with_radar = set(RADAR_BANDS) <= set(record.bands) & set(bands or record.bands)
         if any(name not in record.bands for name in names):
             continue
         found = True
@@ -87,7 +104,10 @@ def read_frames(records: Iterable[SeriesRecord], bands: Sequence[str] | None, *,
         valid = valid & ((labels != UNKNOWN) | ~some[:, None, None])
         images = np.minimum(dn.astype(np.float32) / 10000, 1) * valid[:, None]
         group = record.group or record.name
-        whole = Frames(record.name, group, images, labels, valid, record.days, names)
+        radar = None
+        if with_radar:
+            radar = record.dn[:, [record.bands.index(name) for name in RADAR_BANDS]].astype(np.float32) / 10000
+        whole = Frames(record.name, group, images, labels, valid, record.days, names, radar)
         if not cut or max(valid.shape[1:]) <= 2 * WINDOW:
             yield whole
             continue
@@ -98,6 +118,7 @@ def read_frames(records: Iterable[SeriesRecord], bands: Sequence[str] | None, *,
                 images=images[..., rows, columns],
                 labels=labels[..., rows, columns],
                 valid=valid[..., rows, columns],
+                radar=None if radar is None else radar[..., rows, columns],
             )
     if not found:
         wanted = "any series" if bands is None else f"series with bands {', '.join(bands)}"
@@ -188,16 +209,17 @@ class Item:
     """Names of the A auxiliary bands."""
 
     def with_aux(self, bands: Sequence[str]) -> Item:
-        """Return the item with only `bands` to be scored; the other bands of the dates become auxiliary ones."""
+        """Return the item with only `bands` to be scored; its other bands become the first auxiliary ones."""
         kept = [self.bands.index(band) for band in bands]
         rest = [index for index in range(len(self.bands)) if index not in kept]
+        parts = [self.cloudy[:, rest]] * bool(rest) + ([] if self.aux is None else [self.aux])
         return replace(
             self,
             cloudy=self.cloudy[:, kept],
             clear=self.clear[kept],
             bands=tuple(bands),
-            aux=self.cloudy[:, rest] if rest else None,
-            aux_bands=tuple(self.bands[index] for index in rest),
+            aux=np.concatenate(parts, axis=1) if parts else None,
+            aux_bands=(*(self.bands[index] for index in rest), *self.aux_bands),
         )
 
     @property
@@ -289,9 +311,12 @@ def simulated(
         for number, (date, rows, columns) in enumerate(spots[k] for k in sorted(chosen)):
             clear = place.clear(date)[rows, columns]
             image = place.images[date][:, rows, columns] * clear
+            radar = None if place.radar is None else place.radar[date][:, rows, columns]
             for coverage in coverages:
                 name = f"{place.name}/window{number}/cover{round(coverage * 100)}"
                 item = _simulate(place, name, image, clear, dates, coverage, int(rng.integers(2**31)))
+                if radar is not None:  # the same on every date, as the ground
+                    item = replace(item, aux=np.repeat(radar[None], dates, axis=0), aux_bands=RADAR_BANDS)
                 if item.scored.sum() >= LEAST_SCORED:
                     yield item
 
@@ -319,6 +344,7 @@ def with_dates(items: Iterable[Item], dates: int, *, seed: int = 0) -> Iterator[
             valid=item.valid[keep],
             reference=None if item.reference is None else keep.index(item.reference),
             days=None if item.days is None else tuple(item.days[k] for k in keep),
+            aux=None if item.aux is None else item.aux[keep],
         )
         # Pixels that none of these dates observed are not scored in the paper's task.
         if item.reference is None:
@@ -416,8 +442,7 @@ def _pasted(
         label_known=all(place.labelled(date) for date in used),
         valid=place.valid[used],
         reference=list(used).index(reference),
-        days=None if place.days is None else tuple(place.days[date] for date in used),
-        bands=place.bands,
+        **place.inputs(used),
     )
     yield from _cropped(item, place.valid[reference])
 
@@ -442,8 +467,7 @@ def _other_dates(place: Frames, inputs: int) -> Iterator[Item]:
                 label_known=all(place.labelled(date) for date in used),
                 valid=place.valid[used],
                 reference=None,
-                days=None if place.days is None else tuple(place.days[date] for date in used),
-                bands=place.bands,
+                **place.inputs(used),
             )
             yield from _cropped(item, place.valid[target])
 
@@ -466,8 +490,7 @@ def _given_target(place: Frames, target: int) -> Item:
         label_known=False,
         valid=valid,
         reference=None,
-        days=None if place.days is None else tuple(place.days[date] for date in used),
-        bands=place.bands,
+        **place.inputs(used),
     )
 
 
@@ -516,4 +539,5 @@ def _cropped(item: Item, observed: np.ndarray) -> Iterator[Item]:
         scored=cut(item.scored),
         cloud_mask=cut(item.cloud_mask),
         valid=cut(item.valid),
+        aux=None if item.aux is None else cut(item.aux),
     )

@@ -23,7 +23,8 @@ import numpy as np
 from sader.bands import canonical
 from sader.data.batch import CLEAR, UNKNOWN
 from sader.data.public.dataset import PublicDataset
-from sader.data.public.images import check_counts, read_counts
+from sader.data.public.images import check_counts, read_bands, read_counts
+from sader.data.radar import RADAR_BANDS, check_decibel, radar_counts, scale_sar
 from sader.data.shards import DEFAULT_STEP, SeriesRecord, ShardWriter, split_of
 from sader.errors import BandError, ConfigError, DataError, did_you_mean, require
 
@@ -39,6 +40,8 @@ MOST_MASKED = 0.05
 """Masked share of a date above which its unmasked pixels are labelled unknown, not clear."""
 VALIDATION_STRIP, GAP = 300, 32
 """Columns at the east of a dated scene kept for validation, and unused columns between the two parts."""
+RADAR_END = "_s1"
+"""End of the name of a file with Sentinel-1 beside a scene."""
 _DATE = re.compile(r"(20\d\d)-?([01]\d)-?([0-3]\d)")
 
 
@@ -132,7 +135,8 @@ def drop_repeats(record: SeriesRecord) -> SeriesRecord:
     Of two dates whose common pixels differ by less than 15 counts (median), the one with fewer observed pixels is
     removed.
     """
-    dn = record.dn[..., ::4, ::4].astype(np.int32)
+    optical = [band not in RADAR_BANDS for band in record.bands]
+    dn = record.dn[:, optical, ::4, ::4].astype(np.int32)
     seen = np.all(dn > 0, axis=1)
     keep = list(range(len(dn)))
     for i in range(len(dn)):
@@ -277,14 +281,15 @@ def read_folder(
 ) -> Iterator[SeriesRecord]:
     """Yield a user's own archive: the GeoTIFFs of each subfolder are the dates of one series, in the order of names.
 
-    `NAME_label.tif` beside `NAME.tif` gives labels; otherwise `clear=True` declares every observed pixel clear and
+    `NAME_s1.tif` beside `NAME.tif` holds Sentinel-1 (VV, VH in dB) on the same grid; all dates of a series have one, or
+    none. `NAME_label.tif` gives labels; otherwise `clear=True` declares every observed pixel clear and
     `clear=False` leaves them unknown (such series serve as inputs, never as truth). Large scenes are cut into windows.
     """
     rasterio = require("rasterio", extra="geo", purpose="reading GeoTIFF")
     folder = Path(folder)
     groups: dict[Path, list[Path]] = defaultdict(list)
     for path in sorted(folder.rglob("*")):
-        if path.suffix.lower() in (".tif", ".tiff") and not path.stem.endswith("_label"):
+        if path.suffix.lower() in (".tif", ".tiff") and not path.stem.endswith(("_label", RADAR_END)):
             groups[path.parent].append(path)
     if not groups:
         raise DataError(f"no GeoTIFF under {folder}; expected *.tif, one subfolder for each place.")
@@ -306,16 +311,41 @@ def read_folder(
                 options: dict[str, Any] = {"window": None if whole else window, "assume": assume, "offset": offset}
                 dn, names, metres = _stack(paths, bands, **options)
                 labels = np.full((len(paths), *dn.shape[2:]), UNKNOWN, np.uint8)
+                observed = bool((dn > 0).any())
                 for k, path in enumerate(paths):
                     label_file = path.with_name(f"{path.stem}_label.tif")
                     if label_file.exists():
                         labels[k] = read_label(label_file, window=options["window"])
                     elif clear:
                         labels[k][(dn[k] > 0).all(0)] = CLEAR
+                if radar := [path.with_name(f"{path.stem}{RADAR_END}.tif") for path in paths if _has_radar(paths)]:
+                    echoes = np.stack([read_radar(path, dn.shape[-2:], options["window"]) for path in radar])
+                    dn, names = np.concatenate([dn, echoes], axis=1), (*names, *RADAR_BANDS)
                 part = name if whole else f"{name}@{top},{left}"
                 record = SeriesRecord(dn, part, "folder", names, labels, level, metres, days, name)
-                if (dn > 0).any():
+                if observed:
                     yield drop_repeats(record)
+
+
+def _has_radar(paths: Sequence[Path]) -> bool:
+    """Return whether the dates of a series have radar beside them; some with and some without are an error."""
+    lost = [path for path in paths if not path.with_name(f"{path.stem}{RADAR_END}.tif").is_file()]
+    if lost and len(lost) < len(paths):
+        raise DataError(
+            f"{lost[0]} has no {lost[0].stem}{RADAR_END}.tif beside it, but other dates have radar; expected it for "
+            "all dates of a series or for none. Add the file or remove the others."
+        )
+    return not lost
+
+
+def read_radar(path: Path, shape: tuple[int, ...], window: Any = None) -> np.ndarray:
+    """Return Sentinel-1 in dB of a GeoTIFF (band 1 VV, band 2 VH) as counts (2, H, W) of a shard."""
+    decibel = read_bands(path, (1, 2), window=window)
+    found, wanted = decibel.shape[1:], tuple(shape)
+    if found != wanted:
+        raise DataError(f"{path} is {found} pixels; expected {wanted}, the grid of the scene. Warp it first.")
+    check_decibel(decibel, path)
+    return radar_counts(scale_sar(decibel))
 
 
 READERS: dict[str, Callable[..., Iterator[SeriesRecord]]] = {

@@ -85,6 +85,8 @@ class MakerSettings:
         (("B08",), 0.12), (("B10",), 0.25), (("B01", "B09", "B10"), 0.15),
     )  # fmt: skip
     """Groups of bands that are removed together, with their probabilities; groups that the bank lacks are ignored."""
+    radar_dropout: float = 0.3
+    """Probability that a series is shown without its radar, so that a network also works where it is missing."""
     days: bool = False
     """Give `days` (NaN where unknown) instead of None; always for networks with days as input."""
     time_order: bool = False

@@ -38,6 +38,8 @@ class DataRequest:
     """With `dataset`: use the places on disk where some of the split are missing."""
     coverage: str = "auto"
     """With SEN12MS-CR-TS: source of the cloud cover of the dates: auto, masks, rules or a table."""
+    sar: bool = False
+    """With `dataset`: read Sentinel-1 as well, for models that take it."""
     clouds: tuple[Path, ...] = ()
     """Labelled places whose clouds are pasted into data without labels; default: those among `data`."""
     dates: int | None = None
@@ -106,7 +108,11 @@ def open_data(request: DataRequest) -> OpenData:
     if len(request.data) != 1:
         raise ConfigError(f"{len(request.data)} folders given; expected one of {request.dataset}. Give --data once.")
     options = ReadOptions(
-        lists=request.lists, partial=request.partial, inputs=request.dates or 3, coverage=request.coverage
+        lists=request.lists,
+        partial=request.partial,
+        inputs=request.dates or 3,
+        coverage=request.coverage,
+        sar="default" if request.sar else None,
     )
     dataset = open_dataset(
         request.data[0],

@@ -17,6 +17,7 @@ import numpy as np
 
 from sader.baselines.classical import CLASSICAL
 from sader.data.items import Item
+from sader.data.radar import RADAR_BANDS
 from sader.errors import BandError, ConfigError, DataError, did_you_mean
 from sader.evaluation.costs import Cost, model_cost, peak_memory
 from sader.evaluation.data import TASKS, DataRequest, OpenData, open_data
@@ -88,7 +89,8 @@ def run_evaluation(request: EvaluationRequest, progress: Progress | None = None)
     _check_request(request)
     metrics = [*DEFAULT_METRICS, *(["lpips"] if with_lpips(request.lpips) else [])]
     models = named_methods(request)
-    data = open_data(request.data)
+    radar = any(set(RADAR_BANDS) & set(model.remover.config.network.aux_bands) for model in removers(models))
+    data = open_data(replace(request.data, sar=radar))
     known = [*metrics, *(("mtc_psnr", "mtc_ssim") if data.protocol == "mtc_stretch" else ())]
     if request.metric not in known:
         raise ConfigError(f"unknown metric {request.metric!r}{did_you_mean(request.metric, known)}")
@@ -243,9 +245,14 @@ def parse_model(text: str) -> tuple[str, str, str | None]:
     return label, target, steps
 
 
+def removers(models: Mapping[str, Method]) -> list[RemoverMethod]:
+    """Return the networks among the models."""
+    return [method for method in models.values() if isinstance(method, RemoverMethod)]
+
+
 def shared_bands(models: Mapping[str, Method]) -> tuple[str, ...] | None:
     """Return the bands all models share, in the order of the first; None without any network among them."""
-    each = [method.remover.bands for method in models.values() if isinstance(method, RemoverMethod)]
+    each = [method.remover.bands for method in removers(models)]
     if not each:
         return None
     shared = tuple(band for band in each[0] if all(band in bands for bands in each))
@@ -257,8 +264,8 @@ def shared_bands(models: Mapping[str, Method]) -> tuple[str, ...] | None:
 
 def other_bands(models: Mapping[str, Method], data: OpenData) -> tuple[str, ...]:
     """Return bands that only some models use and that all records have: inputs of those models, never scored."""
-    removers = [method.remover for method in models.values() if isinstance(method, RemoverMethod)]
-    wanted = dict.fromkeys(b for remover in removers for b in (*remover.bands, *remover.config.network.aux_bands))
+    networks = [method.remover.config.network for method in removers(models)]
+    wanted = dict.fromkeys(b for network in networks for b in (*network.bands, *network.aux_bands))
     shared = shared_bands(models) or ()
     return tuple(b for b in wanted if b not in shared and all(b in record.bands for record in data.records))
 

@@ -20,6 +20,7 @@ from sader.geo.grid import Box, Grid, area_window, parse_area
 from sader.geo.offset import check_source
 from sader.geo.read.arrays import LoadFunction, source_from
 from sader.geo.read.masks import with_masks
+from sader.geo.read.radar import check_radar, with_radar
 from sader.geo.read.sources import open_sources
 from sader.geo.scene.options import SceneOptions
 from sader.geo.scene.run import Extras, MakeExecutor, SceneReport, check_output, clear_scene
@@ -52,6 +53,8 @@ class RemoveRequest:
     """What `sader.geo.read.masks.with_masks` takes: one word, or files."""
     mask_values: str | None = None
     """Values of mask files that count as cloud or shadow, such as "2,4"."""
+    aux: tuple[str, ...] = ()
+    """GeoTIFFs with Sentinel-1 in dB: one for all dates, or one for each."""
     grid: str | None = None
     model: str | None = None
     device: str | None = None
@@ -120,6 +123,8 @@ def open_request(request: RemoveRequest, load: Loader, notify: Notice) -> tuple[
     asked = None if request.bands is None else parse_bands(request.bands)
     remover, name = load(request.model or choose_model(sources, asked, notify), request.device)
     options = replace(request.options, model_name=name)
+    if request.aux:
+        check_radar(name, remover.config.network.aux_bands)
     if request.report is not None:
         options = _with_layers(options, remover)
     _check_trained(remover, notify)
@@ -251,7 +256,7 @@ def _remove_zarr(request: RemoveRequest, load: Loader, progress: Progress | None
         )
     asked = {"--bands": request.bands, "--grid": request.grid, "--scale": request.scale, "--preview": request.preview,
              "--report": request.report, "--bbox": request.bbox, "--aoi": request.aoi,
-             "--mask-values": request.mask_values}  # fmt: skip
+             "--mask-values": request.mask_values, "--aux": request.aux or None}  # fmt: skip
     unused = [name for name, value in asked.items() if value is not None]
     if unused:
         raise ConfigError(
@@ -289,8 +294,11 @@ def find_sources(request: RemoveRequest, notify: Notice) -> list[DateSource]:
         found = open_sources(
             request.inputs, bands=request.bands, offset=request.offset, scale=request.scale, notice=notify
         )
+        found = with_radar(found, request.aux)
         found = found if area is None else cropped(found, area, notify)
         return with_masks(found, _mask(request), values=request.mask_values, notice=notify)
+    if request.aux:
+        raise ConfigError("--aux names radar for files that are given; it cannot be used with --stac.")
     if request.inputs:
         raise ConfigError(f"--stac searches for scenes, but files are given as well: {', '.join(request.inputs[:3])}.")
     if area is None or request.dates is None:
@@ -370,6 +378,7 @@ def remove_files(
     offset: str | float | None = "auto",
     mask: str | Path | Sequence[str | Path] | None = None,
     mask_values: str | None = None,
+    aux: Sequence[str | Path] = (),
     grid: str | Path | None = None,
     area: str | Path | Sequence[float] | None = None,
     load: LoadFunction | None = None,
@@ -382,6 +391,7 @@ def remove_files(
     bands: names where the files have none. offset: "auto", None, or counts such as -1000 (baseline 04.00).
     mask: "scl", "fmask", "qa_pixel", "qa60", "s2cloudless", "omnicloudmask", or mask files; None: those of the product,
     else the model's own. mask_values: "2,4", the values of mask files that count as cloud or shadow.
+    aux: GeoTIFFs with Sentinel-1 VV and VH in dB, one for all dates or one for each; for models that take radar.
     grid: the output's, as a raster file or "EPSG:32632/20"; None = that of the first file.
     area: (west, south, east, north) in degrees, or a GeoJSON file; None = all of it.
     load: a function path -> (array (C, H, W), rasterio profile) for files of another kind.
@@ -405,6 +415,7 @@ def remove_files(
         offset=offset,
         mask=mask,
         mask_values=mask_values,
+        aux=aux,
         grid=grid,
         area=area,
         load=load,
@@ -422,6 +433,7 @@ def open_files(
     offset: str | float | None = "auto",
     mask: str | Path | Sequence[str | Path] | None = None,
     mask_values: str | None = None,
+    aux: Sequence[str | Path] = (),
     grid: str | Path | None = None,
     area: str | Path | Sequence[float] | None = None,
     load: LoadFunction | None = None,
@@ -440,6 +452,9 @@ def open_files(
         sources = open_sources(files, bands=bands, offset=offset, notice=notify)
     else:
         sources = [source_from(path, load, bands=names) for path in files]
+    if aux:
+        check_radar("this model", remover.config.network.aux_bands)
+    sources = with_radar(sources, aux)
     sources = sources if box is None else cropped(sources, box, notify)
     sources = with_masks(sources, mask, values=mask_values, notice=notify)
     chosen = _grid(grid, sources, box)

@@ -318,9 +318,15 @@ def _aux(
     if not network.aux_bands:
         raise BandError("aux was given, but this model takes no auxiliary bands. Leave aux out.")
     array, unmasked = _number_array(aux, "aux")
+    if array.ndim == 3:  # one for all dates
+        array = np.broadcast_to(array, (shape[0], *array.shape))
+        unmasked = None if unmasked is None else np.broadcast_to(unmasked, array.shape)
     wanted = (shape[0], len(network.aux_bands), shape[2], shape[3])
     if array.shape != wanted:
-        raise ShapeError(f"aux is {array.shape}; expected (T, A, H, W) = {wanted} for {', '.join(network.aux_bands)}.")
+        raise ShapeError(
+            f"aux is {array.shape}; expected (T, A, H, W) = {wanted} for {', '.join(network.aux_bands)}, "
+            "or (A, H, W), one for all dates."
+        )
     if unmasked is not None:
         seen = seen & unmasked.all(axis=1)
     if not np.isfinite(array[np.broadcast_to(seen[:, None], array.shape)]).all():

@@ -268,7 +268,8 @@ class CloudRemover:
         cloud_mask: bool (T, H, W), True = cloud or shadow; or a list with None for dates whose mask is unknown. Unknown
             masks are estimated by the model.
         days: one number per date, days since any start; used only by networks with date_input="days".
-        aux: (T, A, H, W), auxiliary input bands (NIR or SAR of the paper's networks).
+        aux: (T, A, H, W), or (A, H, W) for all dates: auxiliary bands in [0, 1] of a model that takes them, such as
+        near infrared or radar (`sader.data.radar.scale_sar` scales decibels).
         valid: bool (T, H, W), False for nodata. NaN is refused unless it is marked here.
         bands: names of the C bands, if they are not the model's own in the model's order.
         steps: 4, or "4+1" for four steps with one resampling each (the paper); None = the checkpoint's own.

@@ -96,24 +96,23 @@ class Objective:
         self, denoiser: Denoiser, network: MTCDN, batch: SeriesBatch, generator: torch.Generator
     ) -> tuple[Tensor, dict[str, Tensor]]:
         """The paper's step: noise the clear image towards the dates, denoise, cloud-aware loss."""
-        bands = len(network.config.bands)
+        batch, aux = batch.split(len(network.config.bands))
         # A dropped band is 0 in the model's range, as a band that is not given; reflectance 0 would be black.
         there = batch.band_present[:, None, :, None, None]
         cloudy, clear = to_model_range(batch.cloudy).masked_fill(~there, 0.0), to_model_range(batch.clear)
-        aux = cloudy[:, :, bands:] if cloudy.shape[2] > bands else None
         height, width = clear.shape[-2:]
         condition = network.condition(
-            cloudy[:, :, :bands],
-            aux=aux,
+            cloudy,
+            aux=None if aux is None else to_model_range(aux),
             present=batch.present,
             valid=batch.valid,
             days=known_days(batch),
-            band_present=batch.band_present[:, :bands],
+            band_present=batch.band_present,
         )
         # The mean of training must be that of sampling, gaps of a date included.
-        mean, clear = condition.mean[..., :height, :width], clear[:, :bands]
+        mean = condition.mean[..., :height, :width]
         # Unknown pixels of the target are those of the mean over the dates in the noised state.
-        known = batch.scored[:, None] & batch.band_present[:, :bands, None, None]
+        known = batch.scored[:, None] & batch.band_present[:, :, None, None]
         clear = torch.where(known, clear, masked_mean(mean, batch.present[:, :, None, None].expand_as(batch.valid)))
         sigma = denoiser.process.draw_sigma(len(clear), generator)
         noise = torch.randn(mean.shape, generator=generator, device=generator.device)
@@ -131,6 +130,7 @@ class Objective:
         self, denoiser: Denoiser, network: MTCDN, batch: SeriesBatch, generator: torch.Generator
     ) -> tuple[Tensor, dict[str, Tensor]]:
         config = self.config
+        batch, aux = batch.split(len(network.config.bands))
         cloudy, clear = to_model_range(batch.cloudy), to_model_range(batch.clear)
         observed = batch.valid & batch.present[:, :, None, None]
         use = observed[:, :, None] & batch.band_present[:, None, :, None, None]
@@ -141,6 +141,7 @@ class Objective:
             return torch.stack(list(head.values())).sum(), {name: value.detach() for name, value in head.items()}
         condition = network.condition(
             cloudy,
+            aux=None if aux is None else to_model_range(aux),
             present=batch.present,
             valid=batch.valid,
             cloud=cloud,

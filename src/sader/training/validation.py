@@ -44,17 +44,16 @@ def predict(denoiser: Denoiser | Baseline, batch: SeriesBatch, *, generator: tor
         answer = denoiser.predict(inputs, generator_noise(inputs, generator))
         return Prediction(None, to_reflectance(answer).clamp(0, 1))
     network = _network(denoiser)
-    bands = len(network.config.bands)
-    cloudy = to_model_range(batch.cloudy)
+    batch, aux = batch.split(len(network.config.bands))
     condition = network.condition(
-        cloudy[:, :, :bands],
-        aux=cloudy[:, :, bands:] if cloudy.shape[2] > bands else None,
+        to_model_range(batch.cloudy),
+        aux=None if aux is None else to_model_range(aux),
         present=batch.present,
         valid=batch.valid,
         cloud=batch.cloud_mask.float() if network.config.matches_dates else None,
         reference=batch.reference,
         days=known_days(batch),
-        band_present=batch.band_present[:, :bands],
+        band_present=batch.band_present,
     )
     mean = condition.mean.float()
     composite = to_reflectance(mean[:, 0]).clamp(0, 1) if network.config.matches_dates else None

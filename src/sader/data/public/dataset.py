@@ -17,15 +17,9 @@ import numpy as np
 from sader.data.batch import CLEAR, UNKNOWN, keyed_generator
 from sader.data.public.images import check_files, check_order
 from sader.data.public.splits import SplitList
+from sader.data.radar import RADAR_BANDS, radar_counts
 from sader.data.shards import SeriesRecord
-from sader.errors import BandError, ConfigError, DataError, did_you_mean
-
-SAR_SCALINGS: dict[str, str] = {
-    "default": "VV and VH: (clip(dB, -25, 0) + 25) / 25, in [0, 1] (SEN12MS-CR-TS, UnCRtainTS, EMRDM)",
-    "resnet": "VV: 2 (clip(dB, -25, 0) + 25) / 25; VH: 2 (clip(dB, -32.5, 0) + 32.5) / 32.5, in [0, 2] (CR-TS Net)",
-    "allclear": "VV: (clip(dB, -25, 0) + 25) / 25; VH: (clip(dB, -32.5, 0) + 32.5) / 32.5, in [0, 1] (AllClear)",
-}
-"""Named ways to scale Sentinel-1 decibels, with their formulas."""
+from sader.errors import BandError, ConfigError, DataError
 
 
 def reflectance_of_counts(counts: np.ndarray) -> np.ndarray:
@@ -40,17 +34,6 @@ def counts_of_reflectance(reflectance: np.ndarray, seen: np.ndarray) -> np.ndarr
     """Return uint16 counts (..., C, H, W), 0 exactly where not `seen` (..., H, W): a black pixel becomes 1."""
     counts = np.clip(np.rint(reflectance.astype(np.float64) * 10000), 1, 65535)
     return np.where(seen[..., None, :, :], counts, 0).astype(np.uint16)
-
-
-def scale_sar(decibel: np.ndarray, *, scaling: str = "default") -> np.ndarray:
-    """Return Sentinel-1 (2, H, W) VV, VH in dB under a name of `SAR_SCALINGS`; non-finite values become the floor."""
-    if scaling not in SAR_SCALINGS:
-        raise ConfigError(f"unknown SAR scaling {scaling!r}{did_you_mean(scaling, SAR_SCALINGS)}")
-    floors = (-25.0, -25.0) if scaling == "default" else (-25.0, -32.5)
-    top = 2.0 if scaling == "resnet" else 1.0
-    floor = np.array(floors, np.float32)[:, None, None]
-    clean = np.where(np.isfinite(decibel), decibel, floor)
-    return (top * (np.clip(clean, floor, 0) - floor) / -floor).astype(np.float32)
 
 
 if TYPE_CHECKING:
@@ -192,33 +175,30 @@ class PublicSeries:
             raise BandError(
                 f"{self.name} has bands {', '.join(self.bands)}; expected some of {', '.join(bands or ())}."
             )
-        if len(scored) == len(some.bands):
-            return item
-        split = item.with_aux(scored)
-        if split.aux is None or self.aux is None:
-            return split
-        aux = np.concatenate([split.aux, self.aux], axis=1)
-        return replace(split, aux=aux, aux_bands=(*split.aux_bands, *self.aux_bands))
+        return item if len(scored) == len(some.bands) else item.with_aux(scored)
 
     def record(self, source: str, *, bands: Sequence[str] | None = None, **known: Any) -> SeriesRecord:
         """Return the series for a training shard: the target first, labelled clear, then the inputs.
 
         Inputs stay unlabelled even if the dataset has masks: a pixel labelled clear may become a target, and these
-        masks miss shadows and cloud edges. Auxiliary bands are not packed.
+        masks miss shadows and cloud edges. Radar is packed where it was read; the target, which is no input of this
+        task, gets that of the first input. Other auxiliary bands are not packed.
         known: `level`, `resolution` and `extra` of the record.
         """
         some = self.chosen(bands)
         seen = np.concatenate([self.clear_valid[None], self.valid])
         dn = counts_of_reflectance(np.concatenate([some.clear[None], some.cloudy]), seen)
+        names = some.bands
+        if self.aux is not None and self.aux_bands == RADAR_BANDS:
+            radar = radar_counts(np.concatenate([self.aux[:1], self.aux]))
+            dn, names = np.concatenate([dn, radar], axis=1), (*names, *RADAR_BANDS)
         labels = np.full(seen.shape, UNKNOWN, np.uint8)
         labels[0][self.clear_valid] = CLEAR
         days = None
         if self.days is not None and self.target_day is not None:
             days = (self.target_day, *self.days)
         extra = {"target": 0, **known.pop("extra", {})}
-        return SeriesRecord(
-            dn, self.name, source, some.bands, labels, days=days, group=self.group, extra=extra, **known
-        )
+        return SeriesRecord(dn, self.name, source, names, labels, days=days, group=self.group, extra=extra, **known)
 
 
 Reader = Callable[[Entry], PublicSeries]

@@ -55,9 +55,9 @@ def read_counts(path: Path, bands: Sequence[str], *, centre: int | None = None) 
     return np.where(seen, values, 0).astype(np.float32), seen
 
 
-def read_bands(path: Path, numbers: Sequence[int], *, centre: int | None = None) -> np.ndarray:
+def read_bands(path: Path, numbers: Sequence[int], *, centre: int | None = None, window: Any = None) -> np.ndarray:
     """Return some bands (C, H, W) of a GeoTIFF by number, from 1, as float32 with NaN kept: masks, radar."""
-    return _tiff(path, None, numbers, centre)[0].astype(np.float32)
+    return _tiff(path, None, numbers, centre, window)[0].astype(np.float32)
 
 
 def _check_names(path: Path, descriptions: Sequence[str | None], bands: Sequence[str]) -> None:
@@ -69,7 +69,7 @@ def _check_names(path: Path, descriptions: Sequence[str | None], bands: Sequence
 
 
 def _tiff(
-    path: Path, names: Sequence[str] | None, numbers: Sequence[int] | None, centre: int | None
+    path: Path, names: Sequence[str] | None, numbers: Sequence[int] | None, centre: int | None, window: Any = None
 ) -> tuple[np.ndarray, float | None]:
     bands = len(names or ())
     rasterio = require("rasterio", extra="geo", purpose="reading GeoTIFF")
@@ -86,7 +86,6 @@ def _tiff(
                         f"{path} has {file.count} bands; expected at least {max(numbers)}. "
                         "Check that the folder holds the dataset named, unchanged."
                     )
-                window = None
                 if centre is not None:
                     if min(file.height, file.width) < centre:
                         raise ShapeError(

@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING, Any, overload
 
 from sader.bands import BANDS_13
 from sader.data.public import allclear, cuhk_cr, rice, sen2_mtc, sen12mscr, sen12mscrts
-from sader.data.public.dataset import SAR_SCALINGS, PublicDataset, ReadOptions, Request, check_choice
+from sader.data.public.dataset import PublicDataset, ReadOptions, Request, check_choice
 from sader.data.public.splits import RANDOM
+from sader.data.radar import SAR_SCALINGS
 from sader.errors import ConfigError, DataError, did_you_mean
 
 if TYPE_CHECKING:

@@ -14,12 +14,12 @@ from pathlib import Path
 import numpy as np
 
 from sader.bands import BANDS_13
-from sader.data.public.dataset import Entry, PublicDataset, PublicSeries, Request, reflectance_of_counts, scale_sar
+from sader.data.public.dataset import Entry, PublicDataset, PublicSeries, Request, reflectance_of_counts
 from sader.data.public.images import check_counts, files_in, natural_key, read_bands, read_counts, same_size
 from sader.data.public.splits import SplitList, frozen_list, joined, list_hash, read_list
+from sader.data.radar import RADAR_BANDS, scale_sar
 from sader.errors import DataError
 
-SAR_BANDS = ("VV", "VH")
 SPLITS = ("train", "val", "test", "all")
 SAMPLERS = {
     "published": "regions whose path contains a listed name: 's1_1' of the training list also takes s1_106, s1_123 "
@@ -126,5 +126,5 @@ def _read(entry: Entry, *, sar: str | None) -> PublicSeries:
         aux = np.stack([scale_sar(each, scaling=sar) for each in radar])
     return PublicSeries(
         entry.name, entry.group, cloudy[None], clear, seen[None], clear_seen, BANDS_13,
-        aux=aux, aux_bands=SAR_BANDS if aux is not None else (),
+        aux=aux, aux_bands=RADAR_BANDS if aux is not None else (),
     )  # fmt: skip

@@ -19,7 +19,7 @@ from pathlib import Path
 import numpy as np
 
 from sader.bands import BANDS_13
-from sader.data.public.dataset import Entry, PublicDataset, PublicSeries, Request, reflectance_of_counts, scale_sar
+from sader.data.public.dataset import Entry, PublicDataset, PublicSeries, Request, reflectance_of_counts
 from sader.data.public.images import read_bands, read_counts, read_mask, same_size
 from sader.data.public.splits import (
     RANDOM,
@@ -31,6 +31,7 @@ from sader.data.public.splits import (
     list_hash,
     read_list,
 )
+from sader.data.radar import RADAR_BANDS, scale_sar
 from sader.errors import ConfigError, DataError, OutputError, require
 
 __all__ = ["REGIONS", "SAMPLERS", "SPLITS", "coverage_table", "open_sen12mscrts"]
@@ -43,7 +44,6 @@ REGIONS = {
     "sen12mscrts_europa": "europa",
 }  # fmt: skip
 """Dataset name -> region of the published lists."""
-SAR_BANDS = ("VV", "VH")
 COVERAGES = ("auto", "masks", "s2cloudless", "rules")
 """Sources of the cloud cover beside a table."""
 _PATCH = re.compile(r"_patch_(\d+)\.tif$", re.IGNORECASE)
@@ -248,7 +248,7 @@ def _read(
         entry.name, entry.group, values[1:], values[0], seen[1:], seen[0], BANDS_13,
         cloud_mask=None if masks is None else np.stack([masks[number] for number in chosen.inputs]),
         days=tuple(day - start for day in used), target_day=days[chosen.target] - start,
-        aux=aux, aux_bands=SAR_BANDS if aux is not None else (),
+        aux=aux, aux_bands=RADAR_BANDS if aux is not None else (),
         facts={
             "inputs": chosen.inputs, "target": chosen.target, "target_is_input": chosen.leaks,
             "target_cover": float(cover[chosen.target]),
