@@ -115,9 +115,9 @@ def test_an_interrupted_command_exits_130(capsys, monkeypatch):
     assert "Traceback" not in err
 
 
-def test_debug_shows_the_traceback():
-    plain, debug = run("info", "smal"), run("info", "smal", "--debug")
-    assert "Traceback" not in plain.stderr
+def test_debug_shows_the_traceback(capsys):
+    assert "Traceback" not in called(capsys, "info", "smal")[2]
+    debug = run("info", "smal", "--debug")
     assert "Traceback" in debug.stderr
     assert "ConfigError" in debug.stderr
 
@@ -185,9 +185,8 @@ def test_info_cost_grows_with_pixels_and_dates(capsys):
     def cost(*options: str) -> float:
         return json.loads(called(capsys, "info", "small", "--json", *options)[1])["gmacs_forward"]
 
-    base = cost("--dates", "1", "--size", "64")
-    assert cost("--dates", "4", "--size", "64") > 1.3 * base
-    assert cost("--dates", "1", "--size", "128") == pytest.approx(4 * base, rel=0.15)
+    base = cost("--dates", "1", "--size", "32")
+    assert cost("--dates", "3", "--size", "64") > 1.2 * 4 * base
 
 
 def test_info_prints_for_people(capsys):

@@ -117,7 +117,7 @@ def test_a_page_is_whole_or_not_there(tmp_path, monkeypatch):
     assert Page(target.read_text()).words.split()[0] == "a"
     full = OSError(28, "No space left")
     monkeypatch.setattr("sader.files.os.replace", lambda part, whole: (_ for _ in ()).throw(full))
-    with pytest.raises(OutputError, match="No space left"):
+    with pytest.raises(OutputError, match="the disk is full"):
         save_page("new", tmp_path / "b.html")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["a.html"]
 

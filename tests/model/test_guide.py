@@ -316,7 +316,7 @@ def test_weights_come_back_and_bad_files_are_named(tmp_path) -> None:
         load_guide(path)
     with pytest.raises(CheckpointError, match="cannot read guide weights"):
         load_guide(tmp_path / "none.safetensors")
-    with pytest.raises(OutputError, match="choose another folder"):
+    with pytest.raises(OutputError, match="Choose a folder"):
         save_guide(path / "guide.safetensors", network)
 
 
