@@ -23,7 +23,10 @@ def test_one_name_for_all_spellings(text, band):
 
 
 def test_presets_and_lists():
-    assert parse_bands("rgbn") == ("B04", "B03", "B02", "B08")
+    assert parse_bands("red,green,blue,nir") == ("B04", "B03", "B02", "B08")
+    for word in ("rgbn", "BGRN"):
+        with pytest.raises(BandError, match=r"which is read in two ways.*red,green,blue,nir or blue,green,red,nir"):
+            parse_bands(word)
     assert parse_bands("GRN") == ("B03", "B04", "B08")
     assert parse_bands("12-band") == BAND_LISTS["l2a"]
     assert "B10" not in parse_bands("l2a")

@@ -63,8 +63,6 @@ _NUMBER = re.compile(
 BAND_LISTS: dict[str, tuple[str, ...]] = {
     "rgb": ("B04", "B03", "B02"),
     "bgr": ("B02", "B03", "B04"),
-    "rgbn": ("B04", "B03", "B02", "B08"),
-    "bgrn": ("B02", "B03", "B04", "B08"),
     "grn": BANDS_LISS4,
     "10-band": BANDS_10,
     "12-band": BANDS_12,
@@ -73,6 +71,8 @@ BAND_LISTS: dict[str, tuple[str, ...]] = {
     "l1c": BANDS_13,
 }
 """Named band lists for `--bands`, in the order of the file's bands. grn is LISS-IV: green, red, near infrared."""
+AMBIGUOUS = ("rgbn", "bgrn")
+"""Words that are refused: users of one mean the other."""
 
 
 def canonical(name: str) -> str | None:
@@ -95,7 +95,12 @@ def parse_bands(text: str | Sequence[str]) -> tuple[str, ...]:
     if len(names) == 1 and names[0].lower() in BAND_LISTS:
         return BAND_LISTS[names[0].lower()]
     if not names:
-        raise BandError("--bands is empty; give names such as B02,B03,B04,B08, or a list such as rgbn.")
+        raise BandError("--bands is empty; give names such as B02,B03,B04,B08, or a list such as 12-band.")
+    if len(names) == 1 and names[0].lower() in AMBIGUOUS:
+        raise BandError(
+            f"--bands is {names[0]!r}, which is read in two ways: the weights sader-s2-rgbn have blue first. Name the "
+            "bands in the order of the file: red,green,blue,nir or blue,green,red,nir."
+        )
     bands = [canonical(name) or name for name in names]
     unknown = [name for name in names if canonical(name) is None]
     if len(names) == 1 and unknown:

@@ -46,6 +46,8 @@ class Checkpoint:
     config: AnyModelConfig
     card: dict[str, Any] = field(default_factory=dict)
     """Training data, licence, command, commit, figures: free keys, plain values."""
+    sha256: str | None = None
+    """Checksum of the file that the model was loaded from, as in SHA256SUMS; None for a model from no file."""
 
 
 def save_checkpoint(
@@ -98,7 +100,8 @@ def load_checkpoint(path: str | Path) -> Checkpoint:
         model = build_model(config)
     own = model.state_dict()
     model.load_state_dict({name: value.to(own[name].dtype) for name, value in tensors.items()}, strict=True)
-    return Checkpoint(model=model.eval(), config=config, card=header["card"])
+    checksum = hashlib.sha256(path.read_bytes()).hexdigest()
+    return Checkpoint(model=model.eval(), config=config, card=header["card"], sha256=checksum)
 
 
 def _check_count(path: Path, config: AnyModelConfig, found: int) -> None:

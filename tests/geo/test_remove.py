@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
+import re
 import warnings
 from pathlib import Path
 from typing import Any
@@ -60,6 +62,31 @@ def test_three_files_to_one_map(tmp_path, remove, write_date):
     assert item["properties"]["sader:model"] == "tiny"
     assert sum(link["rel"] == "derived_from" for link in item["links"]) == 3
     assert not list(tmp_path.glob(".*"))
+
+
+def test_provenance_has_colours_and_names(tmp_path, remove, write_date):
+    paths = [write_date(tmp_path / f"{n}.tif", n) for n in range(2)]
+    assert remove(*paths, "-o", tmp_path / "c.tif", "--no-item", "--provenance")[0] == 0
+    with rasterio.open(tmp_path / "c_provenance.tif") as made:
+        assert made.colorinterp[0].name == "palette"
+        assert [made.colormap(1)[code] for code in range(3)] == [
+            (128, 128, 128, 0), (28, 46, 84, 255), (245, 245, 245, 255),
+        ]  # fmt: skip
+    names = (tmp_path / "c_provenance.tif.aux.xml").read_text()
+    assert re.findall("<Category>(.*)</Category>", names) == ["nodata", "observed", "reconstructed"]
+
+
+def test_the_checksum_is_that_of_the_weights_file(tmp_path, remove, write_date, tiny_file):
+    assert remove(write_date(tmp_path / "a.tif", 0), "-o", tmp_path / "c.tif", "--no-item")[0] == 0
+    with rasterio.open(tmp_path / "c.tif") as made:
+        assert made.tags()["SADER_MODEL_SHA256"] == hashlib.sha256(Path(tiny_file).read_bytes()).hexdigest()
+
+
+def test_links_to_other_folders_are_relative(tmp_path, remove, write_date):
+    path = write_date(tmp_path / "in" / "a.tif", 0)
+    assert remove(path, "-o", tmp_path / "out" / "c.tif")[0] == 0
+    item = json.loads((tmp_path / "out" / "c.json").read_text())
+    assert [link["href"] for link in item["links"] if link["rel"] == "derived_from"] == ["../in/a.tif"]
 
 
 def test_plain_words_without_json(tmp_path, remove, write_date):
@@ -272,13 +299,21 @@ def test_the_item_of_a_result_can_be_an_input(tmp_path, remove, write_date):
 # ------------------------------------------------------------------------------------------------ what does not
 
 
+def test_the_order_of_named_bands_is_that_of_the_file(tmp_path, remove, write_date):
+    path = write_date(tmp_path / "a.tif", 0)
+    given = (path, "-o", tmp_path / "c.tif", "--no-item", "--bands", "red,green,blue,nir")
+    status, _, err = remove(*given)
+    assert status == 0, err
+    assert "a.tif names its bands itself (B02, B03, B04, B08): --bands selects some, its order is not used." in err
+
+
 def test_no_names(tmp_path, remove, write_date, land):
     path = write_date(tmp_path / "a.tif", 0, bands=None)
     status, _, err = remove(path, "-o", tmp_path / "c.tif")
     assert status == 2
     assert err.startswith(
         "BandError: the 4 bands of a.tif have no names, and bands are never guessed by position. Name them "
-        "in the file's order: --bands B02,B03,B04,B08, or a preset: rgb, bgr, rgbn"
+        "in the file's order: --bands B02,B03,B04,B08, or a preset: rgb, bgr, grn"
     )
     status, _, err = remove(path, "-o", tmp_path / "c.tif", "--bands", "rgb")
     assert status == 2

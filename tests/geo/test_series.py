@@ -249,3 +249,25 @@ def test_xarray_cleans_each_date(tiny, lazy):
     np.testing.assert_array_equal(made.time, times)
     for date in range(3):
         np.testing.assert_array_equal(made[date], tiny(values, reference=date))
+
+
+@pytest.mark.parametrize("lazy", [False, True])
+def test_xarray_returns_the_layers(tiny, lazy):
+    xarray = pytest.importorskip("xarray")
+    pytest.importorskip("dask.array")
+    values = np.random.default_rng(0).uniform(0.05, 0.3, (3, 4, 40, 40)).astype(np.float32)
+    values[:, :, :3] = np.nan
+    hidden = np.zeros((3, 40, 40), bool)
+    hidden[1, 10:20] = True
+    coords = {"time": np.array(DAYS, "datetime64[ns]"), "band": ["B02", "B03", "B04", "B08"]}
+    cube = xarray.DataArray(values, dims=("time", "band", "y", "x"), coords=coords)
+    mask = xarray.DataArray(hidden, dims=("time", "y", "x"))
+    if lazy:
+        cube, mask = cube.chunk({"y": 20}), mask.chunk({"y": 20})
+    with pytest.warns(UserWarning, match="names no CRS"):
+        made = sader.remove_xarray(tiny, cube, reference=1, cloud_mask=mask, layers=True).compute()
+    assert set(made) == {"clear", "uncertainty", "clear_count", "provenance"}
+    np.testing.assert_array_equal(made.provenance[[0, 5, 15], 0], [0, 1, 2])
+    np.testing.assert_array_equal(made.clear_count[[0, 5, 15], 0], [0, 3, 2])
+    assert bool((made.uncertainty[:, 10:20] > 0).all())
+    assert bool((made.uncertainty[:, 20:] == 0).all())

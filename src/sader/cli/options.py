@@ -57,7 +57,7 @@ def reading_options(
     overwrite: Annotated[bool, option("Replace existing outputs.", None, "--overwrite")] = False,
     bands: Annotated[
         str | None,
-        option("Names in the order of the file, or rgb, rgbn, bgrn, grn, 10-band, 12-band, 13-band.", READING),
+        option("Names in the order of the file, such as blue,green,red,nir; or 10-band, 12-band, 13-band.", READING),
     ] = None,
     offset: Annotated[str, option("auto, none, or counts such as -1000 (baseline 04.00).", READING)] = "auto",
     scale: Annotated[float | None, option("Reflectance per count; default: that of the file.", READING)] = None,

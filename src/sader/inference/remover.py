@@ -141,6 +141,7 @@ class CloudRemover:
         self.model: AnyModel = checkpoint.model.to(self.device).eval()
         self.config: AnyModelConfig = checkpoint.config
         self.card = checkpoint.card
+        self.weights_sha256 = checkpoint.sha256
         self.options = options or RemoverOptions()
         self._default_steps = checkpoint.config.default_steps
         if not isinstance(self.model, Denoiser) and (size := self.model.config.fixed_size) is not None:
@@ -167,7 +168,8 @@ class CloudRemover:
         options = replace(self.options, **changes)
         if options == self.options:
             return self
-        return type(self)(Checkpoint(self.model, self.config, self.card), device=self.device, options=options)
+        checkpoint = Checkpoint(self.model, self.config, self.card, self.weights_sha256)
+        return type(self)(checkpoint, device=self.device, options=options)
 
     @property
     def denoiser(self) -> Denoiser:

@@ -21,7 +21,9 @@ class Strict(BaseModel):
 class Reading(Strict):
     """How the files are to be read, where they do not state it."""
 
-    bands: Words | None = Field(None, description="Names in file order, or rgb, rgbn, bgrn, 10-band, 12-band, 13-band.")
+    bands: Words | None = Field(
+        None, description="Names in file order, such as blue,green,red,nir; or 10-band, 12-band, 13-band."
+    )
     offset: Annotated[str, StringConstraints(pattern=r"^(auto|none|-?\d{1,6})$")] | None = Field(
         None, description="auto, none, or counts such as -1000."
     )

@@ -68,6 +68,10 @@ def open_geotiff(
             alpha = None if bands is not None and len(bands) == dataset.count else alpha_band(dataset)
             places = [number for number in range(1, dataset.count + 1) if number != alpha]
             names = _names(dataset, title, bands, places)
+            if bands is not None and (own := [band for band in names if band in bands]) != list(bands):
+                notices.append(
+                    f"{title} names its bands itself ({_short(own)}): --bands selects some, its order is not used."
+                )
             files = tuple(BandFile(path, number) for number in places)
             picked = [i for i, band in enumerate(names) if bands is None or band in bands]
         else:

@@ -54,6 +54,8 @@ class Layer:
     coding: ValueCoding
     categories: bool = False
     """Its numbers are classes: overviews take the nearest pixel instead of the mean."""
+    legend: tuple[tuple[str, tuple[int, int, int, int]], ...] = ()
+    """Name and colour (red, green, blue, alpha) of each class from 0 on."""
 
     def bytes_for(self, grid: Grid) -> int:
         """Return the size of all its pixels."""
@@ -121,6 +123,7 @@ class RowFile:
                 f'<VRTRasterBand dataType="{GDAL_TYPES[coding.dtype]}" band="{number + 1}" subClass="VRTRawRasterBand">'
                 f"<Description>{escape(band)}</Description>"
                 + ("" if coding.nodata is None else f"<NoDataValue>{coding.nodata!r}</NoDataValue>")
+                + self._legend()
                 + (f"<Offset>{coding.offset!r}</Offset><Scale>{coding.scale!r}</Scale>" if coding.declared else "")
                 + f'<SourceFilename relativeToVRT="1">{escape(self.path.name)}</SourceFilename>'
                 f"<ImageOffset>{number * grid.width * size}</ImageOffset>"
@@ -133,6 +136,16 @@ class RowFile:
                 + "</VRTRasterBand>"
             )
         return "\n".join([*lines, "</VRTDataset>"])
+
+    def _legend(self) -> str:
+        """Return the colour table and the names of the classes; GDAL keeps the names in a file NAME.tif.aux.xml."""
+        if not self.layer.legend:
+            return ""
+        colours = ((f'c{number}="{part}"' for number, part in enumerate(one, start=1)) for _, one in self.layer.legend)
+        entries = "".join(f"<Entry {' '.join(colour)}/>" for colour in colours)
+        names = "".join(f"<Category>{escape(name)}</Category>" for name, _ in self.layer.legend)
+        table = f"<ColorInterp>Palette</ColorInterp><ColorTable>{entries}</ColorTable>"
+        return f"{table}<CategoryNames>{names}</CategoryNames>"
 
 
 def make_cog(rows: RowFile, *, tags: Mapping[str, str]) -> Path:

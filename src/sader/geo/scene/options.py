@@ -19,6 +19,13 @@ COUNTS = ValueCoding("uint8", 1.0, 0.0, None, declared=False)
 CODES = ValueCoding("uint8", 1.0, 0.0, float(NODATA), declared=False)
 SPREAD = ValueCoding("float32", 1.0, 0.0, float("nan"), declared=False)
 
+PROVENANCE_LEGEND = (
+    ("nodata", (128, 128, 128, 0)),
+    ("observed", (28, 46, 84, 255)),
+    ("reconstructed", (245, 245, 245, 255)),
+)
+"""Name and colour of `NODATA`, `OBSERVED` and `RECONSTRUCTED`."""
+
 
 @dataclass(frozen=True)
 class SceneOptions:
@@ -103,5 +110,5 @@ def layers_of(stack: GeoStack, options: SceneOptions) -> tuple[Layer, ...]:
         layers.append(Layer("count", ("clear observations",), COUNTS, categories=True))
     if options.provenance:
         meaning = ("provenance: 0 nodata, 1 observed, 2 reconstructed",)
-        layers.append(Layer("provenance", meaning, CODES, categories=True))
+        layers.append(Layer("provenance", meaning, CODES, categories=True, legend=PROVENANCE_LEGEND))
     return tuple(layers)

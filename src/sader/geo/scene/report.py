@@ -32,6 +32,7 @@ from sader.figures.html import (
 )
 from sader.figures.picture import Panel, Picture, compose, heat_picture, save_png, stretch_limits, true_colour
 from sader.geo.read.raster import open_raster, reading
+from sader.geo.scene.options import PROVENANCE_LEGEND
 from sader.geo.scene.source import overview_grid, read_overview
 from sader.geo.stack import GeoStack
 from sader.inference.scene_match import Overview
@@ -46,7 +47,7 @@ EDGE = 480
 PER_ROW = 4
 SPREAD_SCALE = 0.02
 """Standard deviation, in reflectance, drawn in the brightest colour."""
-COLOURS = np.array([(128, 128, 128), (28, 46, 84), (245, 245, 245)], np.uint8)
+COLOURS = np.array([colour[:3] for _, colour in PROVENANCE_LEGEND], np.uint8)
 """Provenance: nodata grey, observed dark blue, reconstructed white."""
 MOST_DATES = 12
 HIDDEN_FROM = 0.5

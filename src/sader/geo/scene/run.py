@@ -121,7 +121,7 @@ class Scene:
         tags = {
             "SADER_VERSION": __version__,
             "SADER_MODEL": report.model,
-            "SADER_MODEL_SHA256": model_checksum(self.remover),
+            "SADER_MODEL_SHA256": self.remover.weights_sha256 or model_checksum(self.remover),
             "SADER_SEED": str(report.seed),
             "SADER_STEPS": report.steps,
             "SADER_SAMPLES": str(report.samples),
@@ -380,6 +380,9 @@ def _publish(scene: Scene, work: WorkFolder) -> None:
     with writing(scene.target):
         for name, path in sorted(scene.outputs.items(), key=lambda pair: pair[0] == "result"):
             part = work.file(f"{name}.tif")
+            names = work.file(f"{name}.tif.aux.xml")  # of classes
+            if names.exists():
+                move(names, path.with_name(f"{path.name}.aux.xml"))
             if part.exists():  # else a previous run has moved it
                 move(part, path)
 
@@ -504,7 +507,7 @@ def gdal_cache() -> Iterator[None]:
 
 
 def model_checksum(remover: CloudRemover) -> str:
-    """Return the SHA-256 of all weights."""
+    """Return the SHA-256 of all weights in memory, which identifies a model that no file holds."""
     digest = hashlib.sha256()
     for name, value in sorted(remover.model.state_dict().items()):
         digest.update(name.encode())

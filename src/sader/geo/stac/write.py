@@ -7,6 +7,7 @@ its file. References are relative and there is no self link, so result and item 
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
@@ -157,11 +158,12 @@ def _numbers(dataset: Any) -> dict[str, Any]:
 
 
 def _relative(file: Path, target: Path) -> str:
-    """Return the reference from the item to a file: relative below the item's folder, else the full path."""
+    """Return the reference from the item to a file; the full path where they lie on different drives."""
     try:
-        return "./" + file.resolve().relative_to(target.resolve().parent).as_posix()
+        found = Path(os.path.relpath(file.resolve(), target.resolve().parent)).as_posix()
     except ValueError:
         return file.resolve().as_posix()
+    return found if found.startswith("..") else f"./{found}"
 
 
 def _projection(grid: Grid) -> dict[str, Any]:

@@ -34,10 +34,14 @@ from sader.inference.values import HIGHEST, LOWEST, NODATA, OBSERVED, RECONSTRUC
 if TYPE_CHECKING:
     import xarray as xr
 
+    from sader.inference.options import Removal
     from sader.inference.remover import CloudRemover
 
 Reference = int | str | np.datetime64 | None
 PROVENANCE_TEXT = f"{NODATA} no data, {OBSERVED} observed (reference date), {RECONSTRUCTED} reconstructed"
+
+PLANES = {"clear_count": "dates that show the ground clearly", "provenance": PROVENANCE_TEXT}
+"""Layer of one plane -> its meaning."""
 
 
 def remove_xarray(
@@ -46,11 +50,13 @@ def remove_xarray(
     *,
     reference: int | str | np.datetime64 | None = "auto",
     cloud_mask: xr.DataArray | None = None,
+    layers: bool = False,
     **options: Any,
-) -> xr.DataArray:
+) -> xr.DataArray | xr.Dataset:
     """Return the clear image (band, y, x) of an array (time, band, y, x), with its coordinates and CRS.
 
-    With reference="each" every date is cleaned in turn: the result is (time, band, y, x).
+    With reference="each" every date is cleaned in turn: the result is (time, band, y, x). With layers=True it is a
+    Dataset of `clear`, `uncertainty`, `clear_count` and `provenance` (see `clear_dataset`).
 
     An array in memory is computed at once, one backed by dask lazily (on a cluster with a `dask.distributed` client).
     Axes and bands are found by name; integers are decoded by their CF attributes (scale_factor, add_offset,
@@ -66,11 +72,12 @@ def remove_xarray(
     """
     cube = open_cube(array, remover)
     if isinstance(reference, str) and reference.lower() == "each":
-        return _each(remover, cube, cloud_mask, options)
+        return _each(remover, cube, cloud_mask, layers, options)
     if cube.lazy:
         with warnings.catch_warnings():  # given once, by `open_cube`
             warnings.simplefilter("ignore")
-            return clear(array, remover, reference=reference, cloud_mask=cloud_mask, **options)
+            found = clear_dataset(array, remover, reference=reference, cloud_mask=cloud_mask, extras=layers, **options)
+            return found if layers else found["clear"]
     remover = scene_remover(remover, SceneOptions(tile=options.pop("tile", None), overlap=options.pop("overlap", None)))
     mask = mask_data(cloud_mask, cube)
     masks = None if mask is None else np.asarray(mask)
@@ -87,21 +94,45 @@ def remove_xarray(
         bands=cube.bands,
         **options,
     )
-    return result_array(cube, made.clear, name="clear", long_name="reflectance", units="1")
+    image = result_array(cube, made.clear, name="clear", long_name="reflectance", units="1")
+    return _with_layers(cube, image, made, scene.valid, remover.options.cloud_threshold) if layers else image
 
 
-def _each(remover: CloudRemover, cube: Cube, cloud_mask: xr.DataArray | None, options: dict[str, Any]) -> xr.DataArray:
+def _with_layers(
+    cube: Cube, image: xr.DataArray, made: Removal, valid: NDArray[np.bool_], threshold: float
+) -> xr.Dataset:
+    """Return the image and its layers; variables as in `clear_dataset`."""
+    import xarray
+
+    found = {"clear": image}
+    if made.spread is not None:
+        text = "expected standard deviation"
+        found["uncertainty"] = result_array(cube, made.spread, name="uncertainty", long_name=text, units="1")
+    planes = {"provenance": np.where(made.kept, OBSERVED, np.where(valid.any(axis=0), RECONSTRUCTED, NODATA))}
+    if made.cloud is not None:
+        planes["clear_count"] = (valid & (made.cloud < threshold)).sum(axis=0).clip(max=255)
+    for name, plane in planes.items():
+        found[name] = result_array(cube, plane.astype(np.uint8), name=name, band=False, long_name=PLANES[name])
+    return xarray.Dataset(found)
+
+
+def _each(
+    remover: CloudRemover, cube: Cube, cloud_mask: xr.DataArray | None, layers: bool, options: dict[str, Any]
+) -> xr.DataArray | xr.Dataset:
     """Return every date without clouds (time, band, y, x); lazy arrays share the tasks that read them."""
     import xarray
 
     with warnings.catch_warnings():  # given once, by `open_cube`
         warnings.simplefilter("ignore")
-        dates = [
-            remove_xarray(remover, cube.layout, reference=date, cloud_mask=cloud_mask, **options)
+        dates: list[Any] = [
+            remove_xarray(remover, cube.layout, reference=date, cloud_mask=cloud_mask, layers=layers, **options)
             for date in range(cube.shape[0])
         ]
     time = cube.layout.dims[0]
-    return xarray.concat(dates, dim=cube.layout[time] if time in cube.layout.coords else time)
+    joined: xr.DataArray | xr.Dataset = xarray.concat(
+        dates, dim=cube.layout[time] if time in cube.layout.coords else time
+    )
+    return joined
 
 
 def clear(array: xr.DataArray | xr.Dataset, remover: CloudRemover, **options: Any) -> xr.DataArray:
@@ -212,8 +243,7 @@ def _variables(cube: Cube, regions: Regions, plan: ScenePlan, extras: bool) -> d
         joined = _joined(regions, "uncertainty", floats, np.float32)
         text = "expected standard deviation"
         found["uncertainty"] = result_array(cube, joined, name="uncertainty", long_name=text, units="1")
-    planes = {"clear_count": "dates that show the ground clearly", "provenance": PROVENANCE_TEXT}
-    for name, text in planes.items() if extras else ():
+    for name, text in PLANES.items() if extras else ():
         plane = _joined(regions, name, plan.shape, np.uint8)
         found[name] = result_array(cube, plane, name=name, band=False, long_name=text)
     return found
