@@ -171,7 +171,7 @@ def test_errors_are_shown_and_bands_can_be_named(page, tmp_path):
     page.wait_for_selector("#error:not([hidden])")
     assert "have no names" in page.inner_text("#error")
     until(page, "document.activeElement.id === 'bands'")
-    page.keyboard.type("bgrn")
+    page.keyboard.type("blue,green,red,nir")
     page.click("#read-again")
     page.wait_for_selector("#film button")
     assert page.is_hidden("#error")
