@@ -49,7 +49,7 @@ EXPECTED = {
     "docs/reproduce.md": (2, 1),
     "docs/results.md": (0, 0),
     "docs/settings.md": (3, 0),
-    "docs/training.md": (6, 1),
+    "docs/training.md": (6, 2),
     "docs/troubleshooting.md": (18, 1),
     "docs/uncertainty.md": (2, 0),
     "docs/values.md": (0, 0),
