@@ -281,6 +281,10 @@ def test_guides_of_the_papers_tables_are_pretrained_as_published(tmp_path: Path)
     setting = find_settings(tiny(tmp_path, "table6"), get_tables(["table6"]))[paper.SEN2]
     assert setting.guide_root is not None
     assert count_records(guide_shards(setting)) == 4  # the images of EuroSAT-MS, not the series
+    added = setting.guide_root / "River" / "River_3.tif"
+    shutil.copyfile(setting.guide_root / "River" / "River_1.tif", added)
+    assert count_records(guide_shards(setting)) == 5  # packed again
+    added.unlink()
     data = (f"{paper.SEN2}:{setting.root}", f"{EUROSAT}:{setting.guide_root}")
     changes = ("guide.train.batch_size=4", "train.batch_size=3")
     request = ReproduceRequest(("table6",), data=data, overrides=changes, partial=True, out=tmp_path / "out")

@@ -94,10 +94,13 @@ def guide_shards(setting: Setting) -> tuple[str, ...]:
     from sader.data.pack import MSI, pack_sources
 
     folder = setting.out / "shards" / EUROSAT
+    done, root = folder / "packed.json", setting.guide_root
+    facts = {path.name: path.stat().st_size for path in sorted(root.glob("*/*.tif"))}
     with locked(folder.with_suffix(".lock"), wait=True):
-        if not (folder / "packed").is_file():
-            pack_sources([f"eurosatms:{setting.guide_root}"], folder, bands=MSI, step=1, split="none")
-            write_atomically(folder / "packed", b"")
+        if not done.is_file() or json.loads(done.read_text(encoding="utf-8")) != facts:
+            shutil.rmtree(folder, ignore_errors=True)
+            pack_sources([f"eurosatms:{root}"], folder, bands=MSI, step=1, split="none")
+            write_atomically(done, json.dumps(facts).encode())
     return (str(folder),)
 
 
