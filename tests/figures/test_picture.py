@@ -11,6 +11,7 @@ from sader.figures.picture import (
     NODATA_GREY,
     Panel,
     before_after,
+    clear_limits,
     compose,
     error_picture,
     mask_picture,
@@ -136,3 +137,17 @@ def test_band_names_must_fit():
         true_colour(flat(0.1, 0.1, 0.1), bands=RGBN)
     with pytest.raises(ShapeError, match=r"expected \(C, H, W\)"):
         true_colour(np.zeros((4, 4), np.float32))
+
+
+def test_no_date_is_black_under_the_shared_stretch():
+    rng = np.random.default_rng(0)
+    result = rng.uniform(0.10, 0.30, (3, 40, 40)).astype(np.float32)
+    dark = result / 4
+    cloudy = result.copy()
+    cloudy[:, :30] = 0.9
+    alone = true_colour(dark, limits=stretch_limits([result]))
+    assert alone.max() == 0, "the stretch of the result alone"
+    limits = clear_limits([result], [dark, cloudy])
+    assert true_colour(dark, limits=limits).mean() > 5
+    assert true_colour(dark, limits=limits).max() > 20
+    assert limits[1] < 0.31, "clouds do not take the range"

@@ -76,6 +76,25 @@ def stretch_limits(
     return low, max(high, low + 1e-4)  # avoids a division by zero for a constant image
 
 
+def clear_limits(
+    results: Sequence[NDArray[np.floating]],
+    dates: Sequence[NDArray[np.floating]],
+    *,
+    bands: Sequence[str] | None = None,
+) -> tuple[float, float]:
+    """Return the limits of cloud-free results and of the ground in dates: their pixels no brighter than the results.
+
+    A date that is darker than the result (low sun, shadow) is then dark in its picture, but not black.
+    """
+    _, high = stretch_limits(results, bands=bands)
+    ground = []
+    for date in dates:
+        with np.errstate(invalid="ignore"):
+            seen = (_colour_bands(date, bands) <= high).all(axis=0)
+        ground.append(np.where(seen, date, np.float32(np.nan)))
+    return stretch_limits([*results, *ground], bands=bands)
+
+
 def true_colour(
     image: NDArray[np.floating],
     *,

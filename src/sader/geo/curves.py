@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sader.errors import BandError, ConfigError, require
-from sader.figures.picture import Panel, compose, save_png, stretch_limits, true_colour
+from sader.figures.picture import Panel, clear_limits, compose, save_png, true_colour
 from sader.figures.series import Curve, draw_curves, save_gif
 from sader.files import write_atomically
 from sader.geo.read.raster import open_raster, reading
@@ -33,18 +33,20 @@ Done = Sequence[tuple[int, SceneReport]]
 
 
 def animate(stack: GeoStack, done: Done, path: str) -> Path:
-    """Write the dates before and after as a GIF, under one stretch: that of all results, which have no clouds."""
+    """Write the dates before and after as a GIF, under one stretch: that of the ground."""
     factor = max(1, -(-max(stack.grid.shape) // EDGE))
     grid = stack.grid if factor == 1 else stack.grid.coarser(factor)
     after = [small_reflectance(scene.output, grid.shape, _own(stack, date)) for date, scene in done]
-    limits = stretch_limits(after, bands=stack.bands)
+    before = []
+    for date, _ in done:
+        values, valid = stack.sources[date].read(grid.whole, bands=stack.bands, grid=grid)
+        before.append(np.where(valid, values, np.float32(np.nan)))
+    limits = clear_limits(after, before, bands=stack.bands)
     frames = []
-    for (date, _), result in zip(done, after, strict=True):
-        source = stack.sources[date]
-        values, valid = source.read(grid.whole, bands=stack.bands, grid=grid)
-        before = true_colour(np.where(valid, values, np.nan), bands=stack.bands, limits=limits)
-        clear = true_colour(result, bands=stack.bands, limits=limits)
-        frames.append(compose([[Panel(before, _day(source)), Panel(clear, "without clouds")]]))
+    for (date, _), *pair in zip(done, before, after, strict=True):
+        pictures = [true_colour(image, bands=stack.bands, limits=limits) for image in pair]
+        captions = (_day(stack.sources[date]), "without clouds")
+        frames.append(compose([[Panel(picture, text) for picture, text in zip(pictures, captions, strict=True)]]))
     return save_gif(frames, path)
 
 

@@ -30,7 +30,7 @@ from sader.figures.html import (
     save_page,
     table,
 )
-from sader.figures.picture import Panel, Picture, compose, heat_picture, save_png, stretch_limits, true_colour
+from sader.figures.picture import Panel, Picture, clear_limits, compose, heat_picture, save_png, true_colour
 from sader.geo.read.raster import open_raster, reading
 from sader.geo.scene.options import PROVENANCE_LEGEND
 from sader.geo.scene.source import overview_grid, read_overview
@@ -60,18 +60,20 @@ def write_preview(path: str | Path, stack: GeoStack, report: SceneReport) -> Pat
     factor = max(1, -(-max(stack.grid.shape) // EDGE))
     grid = stack.grid if factor == 1 else stack.grid.coarser(factor)
     result = small_reflectance(report.output, grid.shape, stack)
-    limits = stretch_limits([result], bands=stack.bands)
+    dates = []
+    for source in stack.sources[:MOST_DATES]:
+        values, valid = source.read(grid.whole, bands=stack.bands, grid=grid)
+        dates.append(np.where(valid, values, np.float32(np.nan)))
+    limits = clear_limits([result], dates, bands=stack.bands)
 
     def shown(image: NDArray[np.float32]) -> Picture:
         return true_colour(image, bands=stack.bands, limits=limits)
 
     panels = []
-    for index, source in enumerate(stack.sources[:MOST_DATES]):
-        values, valid = source.read(grid.whole, bands=stack.bands, grid=grid)
-        day = f"{source.date:%Y-%m-%d}" if source.date else source.name
-        caption = f"{day}, {report.clear_share[index]:.0%} clear"
+    for index, date in enumerate(dates):
+        caption = f"{_day(stack, index)}, {report.clear_share[index]:.0%} clear"
         own = index == report.reference_index
-        panels.append(Panel(shown(np.where(valid, values, np.nan)), caption + (" (cleaned)" if own else ""), own))
+        panels.append(Panel(shown(date), caption + (" (cleaned)" if own else ""), own))
     panels.append(Panel(shown(result), "result"))
     stem = Path(report.output).stem
     files = {Path(file).stem.removeprefix(stem + "_"): file for file in report.files}
@@ -137,11 +139,11 @@ def _result(stack: GeoStack, report: SceneReport, overview: Overview, result: ND
     total = max(1, sum(report.pixels.values()))
     share = {name: f"{number / total:.1%} {name}" for name, number in report.pixels.items()}
     words = ", ".join(share[name] for name in ("observed", "reconstructed", "nodata") if name in share)
-    after = Figure(_colour(result, stack, result), "result")
+    after = Figure(_colour(result, stack, overview, result), "result")
     index = report.reference_index
     if index is None:
         return gallery([after]) + paragraph(f"A new image of all dates: {words}.")
-    before = Figure(_colour(_date(overview, index), stack, result), f"{_day(stack, index)}, as it was taken")
+    before = Figure(_colour(_date(overview, index), stack, overview, result), f"{_day(stack, index)}, as it was taken")
     return comparison(before, after) + paragraph(f"{report.reference} was cleaned: {words}.")
 
 
@@ -155,7 +157,7 @@ def _dates(stack: GeoStack, report: SceneReport, overview: Overview, result: NDA
         if index < MOST_DATES:
             caption = f"{_day(stack, index)}, {clear}" + (" (cleaned)" if own else "")
             hidden = (np.nan_to_num(overview.cloud[index]) >= HIDDEN_FROM) & overview.valid[index]
-            figures.append(Figure(_colour(_date(overview, index), stack, result), caption, hidden, own))
+            figures.append(Figure(_colour(_date(overview, index), stack, overview, result), caption, hidden, own))
     left_out = len(stack.sources) - MOST_DATES
     more = paragraph(f"{left_out} more dates are not shown.") if left_out > 0 else ""
     note = "Masks are those of the overview; the result uses masks at full size."
@@ -256,9 +258,10 @@ def _day(stack: GeoStack, index: int) -> str:
     return f"{source.date:%Y-%m-%d}" if source.date else source.name
 
 
-def _colour(image: NDArray[np.float32], stack: GeoStack, result: NDArray[np.float32]) -> Picture:
-    """One stretch for all pictures: that of the result, which has no clouds."""
-    return true_colour(image, bands=stack.bands, limits=stretch_limits([result], bands=stack.bands))
+def _colour(image: NDArray[np.float32], stack: GeoStack, overview: Overview, result: NDArray[np.float32]) -> Picture:
+    """One stretch for all pictures: that of the result and of the ground in all dates."""
+    dates = [_date(overview, index) for index in range(len(stack.sources))]
+    return true_colour(image, bands=stack.bands, limits=clear_limits([result], dates, bands=stack.bands))
 
 
 def small_reflectance(path: str, shape: tuple[int, int], stack: GeoStack) -> NDArray[np.float32]:
