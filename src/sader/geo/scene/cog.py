@@ -181,12 +181,16 @@ def make_cog(rows: RowFile, *, tags: Mapping[str, str]) -> Path:
 
 def _check_written(rows: RowFile, target: Path) -> None:
     """Compare the image with its rows: on a full disk GDAL may write a damaged file and report no error."""
-    with open_raster(target) as dataset:
-        for top in range(0, rows.grid.height, BLOCK):
-            wanted = rows.read(top, BLOCK).swapaxes(0, 1)
+
+    def equal(top: int) -> bool:
+        wanted = rows.read(top, BLOCK).swapaxes(0, 1)
+        with open_raster(target) as dataset:
             found = dataset.read(window=((top, top + wanted.shape[1]), (0, rows.grid.width)))
-            if found.tobytes() != wanted.tobytes():
-                raise OSError(f"the image differs from its rows at row {top}")
+        return bool(found.tobytes() == wanted.tobytes())
+
+    with ThreadPoolExecutor(available_cores(), "sader-cog") as pool:
+        if not all(pool.map(equal, range(0, rows.grid.height, BLOCK))):
+            raise OSError("the image differs from its rows")
 
 
 def make_overviews(rows: RowFile) -> list[RowFile]:
