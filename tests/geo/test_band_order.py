@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from sader.geo.band_order import check_order
+from sader.geo.scene.source import check_order
 from sader.inference.scene_match import Overview
 
 BANDS = ("B02", "B03", "B04", "B08")

@@ -21,12 +21,11 @@ from typing import Any, NamedTuple
 from sader._version import __version__
 from sader.errors import ClusterError, DataError, OutputError, SaderError, require
 from sader.files import replace as move
-from sader.geo.band_order import check_order
 from sader.geo.read.raster import close_files, open_raster
 from sader.geo.scene.cog import Layer, RowFile, make_cog, writing
 from sader.geo.scene.options import SceneOptions, layers_of, side_file
 from sader.geo.scene.resume import RowFiles, WorkFolder, describe_source, job_digest
-from sader.geo.scene.source import StackScene, read_overview
+from sader.geo.scene.source import StackScene, check_order, read_overview
 from sader.geo.stack import GeoStack
 from sader.inference.masks import FALLBACK_MODEL
 from sader.inference.remover import CloudRemover, default_backend
