@@ -294,7 +294,7 @@ def find_sources(request: RemoveRequest, notify: Notice) -> list[DateSource]:
         found = open_sources(
             request.inputs, bands=request.bands, offset=request.offset, scale=request.scale, notice=notify
         )
-        found = with_radar(found, request.aux)
+        found = with_radar(found, request.aux) if request.aux else found
         found = found if area is None else cropped(found, area, notify)
         return with_masks(found, _mask(request), values=request.mask_values, notice=notify)
     if request.aux:
@@ -454,7 +454,7 @@ def open_files(
         sources = [source_from(path, load, bands=names) for path in files]
     if aux:
         check_radar("this model", remover.config.network.aux_bands)
-    sources = with_radar(sources, aux)
+        sources = with_radar(sources, aux)
     sources = sources if box is None else cropped(sources, box, notify)
     sources = with_masks(sources, mask, values=mask_values, notice=notify)
     chosen = _grid(grid, sources, box)

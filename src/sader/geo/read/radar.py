@@ -55,9 +55,7 @@ class RadarSource(WrappedSource):
 
 
 def with_radar(sources: Sequence[DateSource], files: Sequence[str | Path]) -> list[DateSource]:
-    """Return the dates with radar: one file for all of them, or one for each in the same order; no file: unchanged."""
-    if not files:
-        return list(sources)
+    """Return the dates with radar: one file for all of them, or one for each in the same order."""
     paths = [str(file) for file in files]
     if len(paths) not in (1, len(sources)):
         raise ConfigError(
