@@ -31,10 +31,6 @@ class NetworkConfig(Protocol):
         """Height and width are padded to a multiple of this."""
 
     @property
-    def finds_clouds(self) -> bool:
-        """Whether the network estimates cloud masks."""
-
-    @property
     def states_error(self) -> bool:
         """Whether the network estimates its own error."""
 

@@ -129,7 +129,7 @@ def run_demo(
 
     label = "SADER" if isinstance(remover.config, ModelConfig) else remover.config.name
     images = {f"{label}{'' if trained else ' (untrained)'}": result}
-    if trained and remover.finds_clouds:  # the case of most users: no masks are given
+    if trained and remover.matches_dates:  # the case of most users: no masks are given
         unaided = given | {"cloud_mask": None}
         images["SADER, own masks"] = remover(scene.cloudy, **unaided, **extra, steps=steps, seed=seed)
     images |= {label: method(scene.cloudy, **given) for label, method in BASELINES.items()}

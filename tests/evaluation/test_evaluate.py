@@ -18,7 +18,7 @@ from sader.data.items import Item, clean_this_date
 from sader.data.shards import SeriesRecord, write_shard
 from sader.errors import ConfigError, DataError, ShapeError, ValueRangeError
 from sader.evaluation.data import DataRequest, load_records
-from sader.evaluation.diagnosis import evaluate_cloud_head
+from sader.evaluation.diagnosis import evaluate_masks
 from sader.evaluation.evaluate import EvaluationRequest, run_evaluation, score_methods
 from sader.evaluation.methods import (
     ClassicalMethod,
@@ -33,6 +33,7 @@ from sader.evaluation.scoring import Row, score, score_items
 from sader.evaluation.statistics import bootstrap, summarise
 from sader.inference.remover import CloudRemover, Removal, RemoverOptions
 from sader.method.metrics import PSNR_CEILING
+from sader.model.mask_network import MASK_CLASSES
 
 RGBN = ("B02", "B03", "B04", "B08")
 FAST = ("psnr", "psnr_unbiased", "sharpness")
@@ -251,29 +252,30 @@ def test_the_report_can_be_read_back(items: list[Item], tmp_path: Path) -> None:
     assert [path.name for path in pictures] == ["mosaic-best1.png", "mosaic-worst1.png"]
 
 
-def test_the_cloud_head_is_scored_on_labelled_places(remover: CloudRemover, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_masks_are_scored_on_labelled_places(remover: CloudRemover, monkeypatch: pytest.MonkeyPatch) -> None:
     record = place()
-    perfect = (record.labels > 0).astype(np.float32)
-    monkeypatch.setattr("sader.evaluation.diagnosis.cloud_probability", lambda *_: perfect)
-    one, together = evaluate_cloud_head(remover, [record])
+    perfect = np.zeros((len(record.labels), len(MASK_CLASSES), *record.labels.shape[1:]), np.float32)
+    perfect[:, 1] = record.labels > 0
+    monkeypatch.setattr(remover, "classify", lambda *_, **__: perfect)
+    one, together = evaluate_masks(remover, [record])
     assert (one.iou, one.recall, one.precision) == (1, 1, 1)
     assert together.place == "all"
     half = perfect.copy()
-    half[:, ::2] = 0
-    monkeypatch.setattr("sader.evaluation.diagnosis.cloud_probability", lambda *_: half)
-    one = evaluate_cloud_head(remover, [record])[0]
+    half[:, :, ::2] = 0
+    monkeypatch.setattr(remover, "classify", lambda *_, **__: half)
+    one = evaluate_masks(remover, [record])[0]
     assert one.precision == 1
     assert one.recall == one.iou == pytest.approx(0.5)
 
 
-def test_the_cloud_head_runs_on_odd_sizes(remover: CloudRemover) -> None:
+def test_the_masks_are_estimated_on_odd_sizes(remover: CloudRemover) -> None:
     record = place()
     odd = SeriesRecord(record.dn[..., :61, :53], "odd", "cloudsen12", RGBN, record.labels[:, :61, :53], group="val/odd")
-    one, together = evaluate_cloud_head(remover, [odd])
+    one, together = evaluate_masks(remover, [odd])
     assert 0 <= one.iou <= 1
     assert together.pixels == 4 * 61 * 53
     with pytest.raises(DataError, match="labelled"):
-        evaluate_cloud_head(remover, [])
+        evaluate_masks(remover, [])
 
 
 def test_from_shards_to_files(tmp_path: Path) -> None:

@@ -154,10 +154,8 @@ def test_a_network_of_the_paper_gives_its_bits_too(values):
         wanted = paper(whole, reference=reference, cloud_mask=mask, days=[0, 1, 2], steps="1+1")
         made = cluster.clear(lazy(whole, 40), paper, reference=reference, cloud_mask=masks, steps="1+1")
         assert np.array_equal(made.values, wanted)
-    with pytest.raises(ConfigError, match=r"reference=1 .*cloud mask is unknown.*no cloud head"):
-        cluster.clear(lazy(whole, 40), paper, reference=1)
-    auto = cluster.clear(lazy(whole, 40), paper)  # nothing tells the clearest date: a new image
-    assert np.array_equal(auto.values, paper(whole, days=[0, 1, 2]))
+    made = cluster.clear(lazy(whole, 40), paper, reference=1)
+    assert np.array_equal(made.values, paper(whole, reference=1, days=[0, 1, 2]))
 
 
 def test_counts_and_provenance(remover, values):

@@ -18,10 +18,9 @@ from sader.geo.offset import check_counts, check_source
 from sader.geo.read.geotiff import open_geotiff
 from sader.geo.read.masks import with_masks
 from sader.geo.read.sources import open_sources
-from sader.geo.remove import choose_model, few_bands
+from sader.geo.remove import choose_model
 from sader.geo.scene.run import SceneOptions, choose_reference, clear_scene
 from sader.geo.scene.source import read_overview
-from sader.inference.remover import CloudRemover
 from sader.inference.tiling import Window
 
 rasterio = pytest.importorskip("rasterio")
@@ -227,25 +226,11 @@ def test_numbers_of_four_bands_are_positions(tmp_path, write_date):
     assert open_geotiff(tmp_path / "a.tif", bands=RGBN)[0].bands == RGBN
 
 
-def test_few_bands_for_the_model_of_all_bands_are_pointed_out(tmp_path, write_date, land):
+def test_files_with_more_bands_get_the_model_of_all_bands(tmp_path, write_date, land):
     said: list[str] = []
     path = write_date(tmp_path / "a.tif", land(0, bands=5), bands=(*RGBN, "B11"))
     assert choose_model(open_sources([path]), None, said.append) == "sader-s2-msi"
-    many = CloudRemover.from_pretrained("sader-s2-msi", device="cpu")
-    assert few_bands(many, (*RGBN, "B11")) == (
-        "with 5 of its 13 bands the model detects clouds unreliably: where masks are missing, sader-s2-rgbn estimates "
-        "them."
-    )
-    assert few_bands(many, ("B03", "B04", "B08", "B11")) == (
-        "with 4 of its 13 bands the model detects clouds unreliably: give masks (--mask) where the files have none."
-    )
-    said.clear()
-    bands = ("B02", "B03", "B04", "B05", "B06", "B07", "B08", "B8A", "B11", "B12")
-    path = write_date(tmp_path / "b.tif", land(0, bands=10), bands=bands)
-    choose_model(open_sources([path]), None, said.append)
     assert len(said) == 1
-    assert few_bands(many, bands) is None
-    assert few_bands(CloudRemover.from_pretrained("sader-s2-rgbn", device="cpu"), RGBN[:3]) is None
 
 
 # ------------------------------------------------------------------------------------------------ places
@@ -311,7 +296,7 @@ def test_files_of_one_name_in_folders_of_dates(tmp_path, write_date, tiny):
     stack = build_stack(sources, tiny.config.network, notice=quiet)
     overview = read_overview(stack, tiny)
     for wanted in (str(paths[1]), "2022-05-13", "2022-05-13/image.tif"):
-        assert choose_reference(SceneOptions(reference=wanted), stack, overview, tiny, quiet) == 1
+        assert choose_reference(SceneOptions(reference=wanted), stack, overview, quiet) == 1
 
 
 def test_one_of_several_files_of_one_name_lies_elsewhere(tmp_path, write_date, tiny):

@@ -35,7 +35,6 @@ class BaselineConfig:
     """Number of dates of the network; None = any. Dates are chosen or repeated to fit (`BaselineInputs.arranged`)."""
 
     # Capabilities, as those of `MTCDNConfig`.
-    finds_clouds = False
     states_error = False
     matches_dates = False
     needs_all_bands = True

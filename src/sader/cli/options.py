@@ -91,11 +91,9 @@ def tile_options(
         str | None, option("Values of mask files that count as cloud or shadow, such as 2,4.", TILES)
     ] = None,
     cloud_threshold: Annotated[
-        float | None, option("Probability that counts as cloud in masks of the model; default 0.5.", TILES)
+        float | None, option("Probability that counts as cloud in estimated masks; default 0.5.", TILES)
     ] = None,
-    mask_growth: Annotated[
-        int | None, option("Pixels by which masks of the model are widened; default 2.", TILES)
-    ] = None,
+    mask_growth: Annotated[int | None, option("Pixels by which estimated masks are widened; default 1.", TILES)] = None,
     tile: Annotated[int | None, option("Edge of a tile in pixels; default 512.", TILES)] = None,
     overlap: Annotated[int | None, option("Pixels shared by neighbouring tiles; default 64.", TILES)] = None,
 ) -> None:

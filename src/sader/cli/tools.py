@@ -170,8 +170,7 @@ def _timed(remover: CloudRemover, cloudy: Any, steps: str, runs: int) -> tuple[f
 
     def run() -> None:
         # Without masks, as `sader remove` for plain files: the longest computation.
-        reference = 0 if remover.finds_clouds else None
-        remover.predict(cloudy, reference=reference, steps=steps)
+        remover.predict(cloudy, reference=0 if remover.matches_dates else None, steps=steps)
         if remover.device.type == "cuda":
             import torch
 

@@ -1,4 +1,4 @@
-"""Scores of the cloud head against labels, and calibration of the stated spread against the error.
+"""Scores of the estimated masks against labels, and calibration of the stated spread against the error.
 
 Labels and truths come from the records and items; nothing is trained or tuned here.
 """
@@ -9,18 +9,14 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 import numpy as np
-import torch
 
 from sader.data.batch import CLEAR, SHADOW, THICK, UNKNOWN
 from sader.data.cloud_rules import estimate_cloud_mask
 from sader.data.items import Item, observed
 from sader.data.shards import SeriesRecord
 from sader.errors import DataError
-from sader.inference.inputs import prepare_series
-from sader.inference.masks import estimate
 from sader.inference.remover import CloudRemover
-from sader.model.blocks import reflect_pad, to_model_range
-from sader.model.mtcdn import MTCDN
+from sader.model.mask_network import HIDDEN_CLASSES
 
 
 @dataclass(frozen=True)
@@ -36,7 +32,7 @@ class MaskScore:
     pixels: int
 
 
-def evaluate_cloud_head(
+def evaluate_masks(
     remover: CloudRemover, records: Iterable[SeriesRecord], *, threshold: float = 0.5
 ) -> list[MaskScore]:
     """Return the scores of each labelled place, and last those of all pixels together (place "all").
@@ -53,7 +49,7 @@ def evaluate_cloud_head(
         images = np.minimum(dn.astype(np.float32) / 10000, 1) * valid[:, None]
         known = valid & (record.labels != UNKNOWN)
         truth = (record.labels != CLEAR) & known
-        found = cloud_probability(remover, images, bands, valid) >= threshold
+        found = remover.classify(images, bands=bands, valid=valid)[:, list(HIDDEN_CLASSES)].sum(axis=1) >= threshold
         rules = estimate_cloud_mask(images, bands, valid=valid)
         both = [(mask & known, truth) for mask in (found, rules)]
         numbers = [[(mask & true).sum(), mask.sum(), true.sum(), (mask | true).sum()] for mask, true in both]
@@ -72,28 +68,6 @@ def evaluate_cloud_head(
         )
         for place, c in counts.items()
     ]
-
-
-def cloud_probability(remover: CloudRemover, images: np.ndarray, bands: Iterable[str], valid: np.ndarray) -> np.ndarray:
-    """Return the cloud head's probability of cloud or shadow (T, H, W) for whole frames (T, C, H, W)."""
-    network = remover.config.network
-    series = prepare_series(
-        network, images, reference=None, cloud_mask=None, days=None, aux=None, valid=valid, bands=tuple(bands)
-    )
-    height, width = images.shape[-2:]
-    size = [-(-side // network.multiple) * network.multiple for side in (height, width)]
-    parts = []
-    model = remover.denoiser.network
-    assert isinstance(model, MTCDN)
-    with torch.inference_mode():
-        band_present = series.band_present.to(remover.device)
-        for date in range(len(images)):
-            seen = reflect_pad(series.valid[:, [date]], *size).to(remover.device)
-            cloudy = to_model_range(reflect_pad(series.cloudy[:, [date]], *size).to(remover.device))
-            unknown = torch.full(seen.shape, torch.nan, device=seen.device)
-            none = torch.full((1,), -1, device=seen.device)
-            parts.append(estimate(model, cloudy, seen, unknown, band_present, none)[0, 0])
-    return torch.stack(parts)[:, :height, :width].float().cpu().numpy()
 
 
 @dataclass(frozen=True)

@@ -21,7 +21,7 @@ from sader.data.radar import RADAR_BANDS
 from sader.errors import BandError, ConfigError, DataError, did_you_mean
 from sader.evaluation.costs import Cost, model_cost, peak_memory
 from sader.evaluation.data import TASKS, DataRequest, OpenData, open_data
-from sader.evaluation.diagnosis import CalibrationSum, evaluate_cloud_head
+from sader.evaluation.diagnosis import CalibrationSum, evaluate_masks
 from sader.evaluation.figures import choose_examples, cropped, example_of
 from sader.evaluation.methods import MASKS, STANDARD, RemoverMethod, classical_methods, controls, make_method
 from sader.evaluation.report import Report, write_panels, write_report
@@ -114,7 +114,7 @@ def run_evaluation(request: EvaluationRequest, progress: Progress | None = None)
             costs=request.compare,
             progress=progress,
         )
-        facts = {**_facts(request, data, task, items), **results.facts, **_cloud_heads(models, data)}
+        facts = {**_facts(request, data, task, items), **results.facts, **_mask_scores(models, data)}
         if against is not None:
             facts |= {"metric": request.metric, "against": against, "protocol": data.protocol}
         report = _report(request, replace(results, facts=facts), task, known, against)
@@ -317,13 +317,13 @@ def _facts(request: EvaluationRequest, data: OpenData, task: str, items: Sequenc
     return facts
 
 
-def _cloud_heads(models: Mapping[str, Method], data: OpenData) -> dict[str, Any]:
-    """Return the scores of the models' cloud heads on labelled places."""
+def _mask_scores(models: Mapping[str, Method], data: OpenData) -> dict[str, Any]:
+    """Return the scores of the estimated masks on labelled places."""
     labelled = [record for record in data.records if record.source == "cloudsen12"]
     return {
-        f"cloud head of {name}": [asdict(each) for each in evaluate_cloud_head(method.remover, labelled)]
+        f"masks of {name}": [asdict(each) for each in evaluate_masks(method.remover, labelled)]
         for name, method in models.items()
-        if labelled and isinstance(method, RemoverMethod) and method.remover.finds_clouds
+        if labelled and isinstance(method, RemoverMethod) and method.remover.matches_dates
     }
 
 

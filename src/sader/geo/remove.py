@@ -25,7 +25,6 @@ from sader.geo.read.sources import open_sources
 from sader.geo.scene.options import SceneOptions
 from sader.geo.scene.run import Extras, MakeExecutor, SceneReport, check_output, clear_scene
 from sader.geo.stack import DateSource, GeoStack
-from sader.inference.masks import ENOUGH_BANDS, FALLBACK_MODEL
 from sader.inference.remover import DEFAULT_MODEL, CloudRemover
 from sader.inference.tiling import Notice, Progress
 
@@ -164,9 +163,7 @@ def _check_trained(remover: CloudRemover, notice: Notice) -> None:
 
 
 def check_stack(stack: GeoStack, remover: CloudRemover, notice: Notice) -> None:
-    """Notify the user of doubtful offsets, and of bands too few for the masks of the model."""
-    if doubt := few_bands(remover, stack.bands):
-        notice(doubt)
+    """Notify the user of doubtful offsets."""
     for source in stack.sources:
         if warning := check_source(source):
             notice(warning)
@@ -331,17 +328,6 @@ def choose_model(sources: Sequence[DateSource], bands: Sequence[str] | None, not
         f"{', '.join(BANDS_RGBN)} alone, which is faster: --model {DEFAULT_MODEL}."
     )
     return ALL_BANDS_MODEL
-
-
-def few_bands(remover: CloudRemover, bands: Sequence[str]) -> str | None:
-    """Return a message where a scene has too few bands for the cloud masks of the model, or None."""
-    known = [band in bands for band in remover.bands]
-    few = f"with {sum(known)} of its {len(known)} bands"
-    if remover.uses_fallback_masks(known):
-        return f"{few} the model detects clouds unreliably: where masks are missing, {FALLBACK_MODEL} estimates them."
-    if remover.finds_clouds and len(known) > len(BANDS_RGBN) and sum(known) < ENOUGH_BANDS * len(known):
-        return f"{few} the model detects clouds unreliably: give masks (--mask) where the files have none."
-    return None
 
 
 def load_remover(model: str | None, device: str | None = None) -> tuple[CloudRemover, str]:

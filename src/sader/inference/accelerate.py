@@ -41,7 +41,7 @@ class Acceleration:
     dtype: torch.dtype = torch.float32
     """Type of the convolutions. Results in float16 that overflow are computed again in float32."""
     exact_masks: bool = False
-    """Whether masks are estimated by the float32 network."""
+    """Whether masks are refined by the float32 network. The mask network computes in float32 in any case."""
     capture: bool = False
     """CUDA only: capture the computation of each shape as a CUDA graph and replay it."""
     compile: bool = False
@@ -138,7 +138,7 @@ class AcceleratedTile:
             self.tile.condition = torch.compile(network.condition, dynamic=False)
             self.tile.fuse = torch.compile(fuse, dynamic=False)
         if settings.exact_masks:
-            self.tile.mask_network = self.plain.network
+            self.tile.masks.refiner = self.plain.network
 
     def __call__(
         self, inputs: TileInputs, noises: Sequence[NoiseOf], *, steps: int, resamplings: int = 0
@@ -174,7 +174,7 @@ class AcceleratedTile:
     def _computed(self, inputs: TileInputs, noises: Sequence[NoiseOf], steps: int, resamplings: int) -> TileOutput:
         def compute(inputs: TileInputs, noises: Sequence[NoiseOf]) -> TileOutput:
             output = self.tile(inputs, noises, steps=steps, resamplings=resamplings)
-            return TileOutput(output.images.float(), _float(output.cloud), _float(output.error), output.shown)
+            return TileOutput(output.images.float(), output.cloud.float(), _float(output.error), output.shown)
 
         if not (self.settings.capture and inputs.cloudy.is_cuda):
             return compute(inputs, noises)
@@ -251,8 +251,9 @@ class CapturedCall:
             for (draw, channels), buffer in buffers.items():
                 self._fill(buffer, noise(draw, channels))
         self.graph.replay()
-        images, *others = self.output
-        return TileOutput(images[:, :count].clone(), *(None if x is None else x[:count].clone() for x in others))
+        images, cloud, *others = self.output
+        error, shown = (None if x is None else x[:count].clone() for x in others)
+        return TileOutput(images[:, :count].clone(), cloud[:count].clone(), error, shown)
 
     @staticmethod
     def _fill(buffer: Tensor, values: Tensor) -> None:

@@ -9,17 +9,19 @@ from torch import nn
 
 from sader.baselines.baseline import Baseline, BaselineInputs
 from sader.inference.inputs import TileInputs
+from sader.inference.masks import MaskSettings, TileMasks
 from sader.inference.noise import NoiseOf
 from sader.inference.tile import TileOutput
 from sader.model.blocks import to_model_range, to_reflectance
 
 
 class BaselineTile(nn.Module):
-    """Tiles of a baseline: images only, no masks and no error."""
+    """Tiles of a baseline: images and masks, no error. The baseline itself gets the given masks alone."""
 
-    def __init__(self, model: Baseline) -> None:
+    def __init__(self, model: Baseline, masks: MaskSettings | None = None) -> None:
         super().__init__()
         self.model = model
+        self.masks = TileMasks(model.config.bands, None, masks or MaskSettings())
 
     def forward(
         self,
@@ -43,4 +45,5 @@ class BaselineTile(nn.Module):
         )
         taken = None if self.model.config.steps is None else steps
         images = [to_reflectance(self.model.predict(given, noise, steps=taken)) for noise in noises]
-        return TileOutput(torch.stack(images))
+        cloud = inputs.cloud if inputs.known_masks else self.masks(inputs)
+        return TileOutput(torch.stack(images), cloud)

@@ -47,7 +47,7 @@ class TileInputs:
     change: Tensor | None = None
     """(B, T, C, H, W): reflectance that the match of the whole scene adds (`sader.inference.scene_match`)."""
     known_masks: bool = False
-    """Whether `cloud` has no NaN; True leaves the estimate of masks out."""
+    """Whether `cloud` has no NaN, or nothing depends on it; True leaves the estimate of masks out."""
     output: tuple[int, ...] = ()
     """Positions of the user's bands among the model's bands, in the user's order; empty = the model's own."""
 

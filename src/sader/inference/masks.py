@@ -1,47 +1,125 @@
-"""Cloud masks of tiles: the estimate of a network, the fallback network, and the mask that is used.
+"""Cloud masks of tiles: the estimate of the mask network, and the mask that is used.
 
-`estimate` is the only place where masks are predicted: dates, validity, given masks and bands in, probability out.
+`TileMasks` is the only place where masks are predicted: dates, validity, given masks and bands in, mask out.
 `used_mask` turns a probability into the mask that is used: widened, thresholded, with cloud remnants beside nodata and
 thin strips between gaps added. Masks that are given are never changed.
 """
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache
+from typing import TYPE_CHECKING
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from safetensors import safe_open
+from torch import Tensor, nn
 
-from sader.bands import BANDS_RGBN
-from sader.checkpoint import load_checkpoint, shipped, verified
-from sader.model.blocks import is_exporting
+from sader.checkpoint import WEIGHTS_DIR, verified
+from sader.errors import ConfigError
+from sader.model.blocks import is_exporting, to_model_range
+from sader.model.composite import is_date
+from sader.model.mask_network import MaskNetwork, MaskNetworkConfig, band_sources, hidden_probability
 from sader.model.mtcdn import MTCDN
 
-FALLBACK_MODEL = "sader-s2-rgbn"
-"""Shipped model with four bands that estimates the masks where a model of many bands is given too few of them."""
-ENOUGH_BANDS = 0.75
-"""Share of a model's bands from which its own masks are better than those of the fallback: with 6 of its 13 bands
-`sader-s2-msi` marks half of the clear land as cloud, with 10 it is the better one (MODELS.md)."""
+if TYPE_CHECKING:
+    from sader.inference.inputs import TileInputs
+
+MASK_WEIGHTS = WEIGHTS_DIR / "masks" / "sader-masks.safetensors"
 BESIDE_NODATA = 6
 """Distance in pixels: a pixel this close to both estimated cloud and nodata is a remnant of a removed cloud."""
 STRIP, GAP = 3, 3
 """Radius in pixels: data that no square of the first fits into is a thin strip, nodata that one of the second fits into
 is a gap."""
+SURE, AROUND = 0.05, 4
+"""A pixel is visible with certainty where the probability of cloud or shadow stays below the first number within the
+second number of pixels."""
 LEAST_SEEN = 0.15
 """Share of clear pixels that the reference date needs in a tile for the other dates to be matched to it there."""
 
 
-def estimate(
-    network: MTCDN, cloudy: Tensor, valid: Tensor, given: Tensor, band_present: Tensor, reference: Tensor
-) -> Tensor:
-    """Return the probability (B, T, H, W) of cloud or shadow, estimated by a network where no mask is given.
+@cache
+def mask_network(device: torch.device) -> MaskNetwork:
+    """Return the shipped mask network; a process loads it once for each device."""
+    with safe_open(verified(MASK_WEIGHTS), "pt") as file:
+        config = json.loads(file.metadata()["config"])
+        weights = {name: file.get_tensor(name).float() for name in file.keys()}  # noqa: SIM118 - no mapping
+    with torch.device("meta"):
+        network = MaskNetwork(MaskNetworkConfig(tuple(config["widths"]), tuple(config["blocks"]), config["heads"]))
+    network.load_state_dict(weights, assign=True)
+    return network.to(device).eval().requires_grad_(False)
 
-    cloudy: (B, T, C, H, W) in the model's range; valid: bool (B, T, H, W); given: (B, T, H, W), NaN = unknown;
-    band_present: bool (B, C); reference: (B,), -1 = none.
-    """
-    use = valid[:, :, None] & band_present[:, None, :, None, None]
-    return network.cloud_estimate(cloudy.masked_fill(~use, 0.0), valid, band_present, given=given, reference=reference)
+
+@dataclass(frozen=True)
+class MaskSettings:
+    """How masks are estimated and used."""
+
+    threshold: float = 0.5
+    """Probability of cloud or shadow from which an estimated mask hides a pixel."""
+    growth: int = 1
+    """Pixels by which estimated masks are widened."""
+    keep_haze: bool = False
+    """Whether thin cloud and haze count as clear."""
+    own_head: bool = False
+    """Whether the cloud head of the model estimates the masks, not the mask network."""
+
+
+class TileMasks(nn.Module):
+    """The masks of a batch of tiles: the given ones, estimated where they are unknown."""
+
+    def __init__(self, bands: Sequence[str], refiner: MTCDN | None, settings: MaskSettings) -> None:
+        super().__init__()
+        has_head = refiner is not None and refiner.cloud_head is not None
+        self.refiner, self.settings = refiner if has_head else None, settings
+        self.sources = [-1 if source is None else source for source in band_sources(bands)]
+
+    def class_scores(self, inputs: TileInputs) -> Tensor:
+        """Return the scores (B, T, 6, H, W) of `mask_network.MASK_CLASSES`; sizes are multiples of 32."""
+        # Slices, because an index from the host cannot be captured in a CUDA graph.
+        images = torch.stack([inputs.cloudy[:, :, max(source, 0)] for source in self.sources], dim=2)
+        absent = torch.zeros_like(inputs.band_present[:, 0])
+        present = [absent if source < 0 else inputs.band_present[:, source] for source in self.sources]
+        scores: Tensor = mask_network(images.device)(images, inputs.valid, torch.stack(present, dim=1))
+        return scores
+
+    def forward(self, inputs: TileInputs) -> Tensor:
+        """Return the masks (B, T, H, W) of 0 and 1.
+
+        The mask network classifies all dates. Where the model has a cloud head, it decides on the reference date, which
+        it compares with its prediction from the clear pixels of the others: a cloud that is missed there stays. It
+        hides no pixel that the mask network calls visible with certainty.
+        """
+        settings, refiner, given = self.settings, self.refiner, inputs.cloud
+        if not settings.own_head:
+            hidden = hidden_probability(self.class_scores(inputs), dim=2, keep_haze=settings.keep_haze)
+            mask = self.used(hidden, inputs.valid, given)
+            if refiner is None:
+                return mask
+            decides = is_date(inputs.reference, mask.shape[1])[:, :, None, None] & given.isnan()
+            given = mask.masked_fill(decides, torch.nan)
+            surely_visible = grown(hidden, AROUND) < SURE
+        elif refiner is None:
+            raise ConfigError("masks is 'head', but this model has no cloud head. Use masks='network'.")
+        use = inputs.valid[:, :, None] & inputs.band_present[:, None, :, None, None]
+        probability = refiner.cloud_estimate(
+            to_model_range(inputs.cloudy).masked_fill(~use, 0.0),
+            inputs.valid,
+            inputs.band_present,
+            given=given,
+            reference=inputs.reference,
+            only_reference=not settings.own_head,
+            keep_haze=settings.keep_haze,
+        )
+        if not settings.own_head:
+            probability = probability.masked_fill(surely_visible, 0.0)
+        return self.used(probability, inputs.valid, given)
+
+    def used(self, probability: Tensor, valid: Tensor, given: Tensor) -> Tensor:
+        """Return `used_mask` with the settings."""
+        return used_mask(probability, valid, given, threshold=self.settings.threshold, growth=self.settings.growth)
 
 
 def used_mask(probability: Tensor, valid: Tensor, given: Tensor, *, threshold: float, growth: int) -> Tensor:
@@ -89,25 +167,3 @@ def leading_date(reference: Tensor, cloud: Tensor, valid: Tensor, *, threshold: 
     clear = (cloud[rows, date] < threshold) & valid[rows, date]
     hidden = (reference >= 0) & (clear.float().mean(dim=(-2, -1)) < LEAST_SEEN)
     return torch.where(hidden, -1, reference), clear & hidden[:, None, None]
-
-
-def has_few_bands(bands: Sequence[str], present: Sequence[bool]) -> bool:
-    """Whether the fallback's masks are better than those of a model of `bands`, of which some are `present`."""
-    found = {band for band, there in zip(bands, present, strict=True) if there}
-    return len(found) < ENOUGH_BANDS * len(bands) and set(BANDS_RGBN) <= found
-
-
-def load_fallback(device: torch.device, *, multiple: int) -> MTCDN | None:
-    """Return the fallback network, or None where it is not shipped or does not take tiles of `multiple` pixels."""
-    path = shipped().get(FALLBACK_MODEL)
-    if path is None:
-        return None
-    network = load_checkpoint(verified(path)).model.network
-    assert isinstance(network, MTCDN)
-    return network.to(device).eval() if multiple % network.config.multiple == 0 else None
-
-
-def four_bands(bands: Sequence[str], cloudy: Tensor, band_present: Tensor) -> tuple[Tensor, Tensor]:
-    """Return (cloudy (B, T, 4, H, W), band_present (B, 4)) for the fallback network."""
-    chosen = [list(bands).index(band) for band in BANDS_RGBN]
-    return cloudy[:, :, chosen], band_present[:, chosen]

@@ -7,6 +7,7 @@ in `sader.geo`.
 from __future__ import annotations
 
 import hashlib
+import math
 import threading
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -21,11 +22,10 @@ from numpy.typing import ArrayLike, NDArray
 from safetensors.torch import load, save
 from torch import Tensor
 
-from sader.bands import BANDS_RGBN
 from sader.checkpoint import Checkpoint, find_checkpoint, load_checkpoint, shipped_guide
 from sader.errors import CheckpointError, ConfigError, did_you_mean
 from sader.inference.inputs import TileInputs, check_whole_number, parse_steps, prepare_series
-from sader.inference.masks import estimate, four_bands, has_few_bands, load_fallback, used_mask
+from sader.inference.masks import MaskSettings, TileMasks, mask_network
 from sader.inference.noise import NoiseField, NoiseOf, sample_seeds
 from sader.inference.scene import ArrayScene, ArraySink, ScenePlan, local_executor, run_rows
 from sader.inference.tile import RawTiles, SaderTile, Tile, TileOutput, TileSettings, feathered
@@ -34,8 +34,8 @@ from sader.method.diffusion import Denoiser, Solver
 from sader.method.guides import GUIDES, make_guide
 from sader.method.resampling import RESAMPLINGS
 from sader.model.blocks import to_model_range
+from sader.model.mask_network import MaskNetworkConfig
 from sader.model.matching import match_dates
-from sader.model.mtcdn import MTCDN
 from sader.models import build_model, find_config
 from sader.presets import ModelConfig
 
@@ -47,6 +47,8 @@ __all__ = ["DEFAULT_MODEL", "CloudRemover", "Removal", "RemoverOptions"]
 
 DEFAULT_MODEL = "sader-s2-rgbn"
 BACKENDS = ("torch", "accelerated", "onnx")
+HAZE = ("remove", "keep")
+MASKS = ("network", "head")
 LARGEST_GROWTH = 64
 """Pixels; the smallest edge of a tile."""
 _MOST_UNPICKLED = 2
@@ -76,8 +78,13 @@ class RemoverOptions:
     """File with the weights of a learned guide (sader pretrain-guide); None = the shipped ones, where they exist."""
     cloud_threshold: float = 0.5
     """Probability of cloud or shadow from which an estimated mask hides a pixel."""
-    mask_growth: int = 2
+    mask_growth: int = 1
     """Pixels by which estimated masks are widened: the fringe of a cloud costs more quality than lost clear pixels."""
+    haze: str = "remove"
+    """"remove": thin cloud and haze hide a pixel. "keep": they count as clear."""
+    masks: str = "network"
+    """Where no mask is given: "network", the shipped mask network for all bands and models; "head", the cloud head of
+    the model, for models that you trained on masks of your own."""
     backend: str = "torch"
     """"torch": PyTorch in float32. "accelerated": half precision where the GPU or CPU has it (`inference.accelerate`).
     "onnx": ONNX Runtime on the CPU, within 1e-4 of "torch"."""
@@ -93,6 +100,9 @@ class RemoverOptions:
         for what, name, known in (("resampling", self.resampling, RESAMPLINGS), ("guide", self.guide, GUIDES)):
             if name is not None and name not in known:
                 raise ConfigError(f"unknown {what} {name!r}{did_you_mean(name, known)}")
+        for name, allowed in (("haze", HAZE), ("masks", MASKS)):
+            if getattr(self, name) not in allowed:
+                raise ConfigError(f"{name} is {getattr(self, name)!r}; expected {' or '.join(allowed)}.")
         if not 0 < self.cloud_threshold < 1:
             raise ConfigError(
                 f"cloud_threshold is {self.cloud_threshold}; expected a probability between 0 and 1, such as 0.5."
@@ -146,6 +156,7 @@ class CloudRemover:
         self._default_steps = checkpoint.config.default_steps
         if not isinstance(self.model, Denoiser) and (size := self.model.config.fixed_size) is not None:
             self.options = replace(self.options, tile=size, overlap=min(self.options.overlap, size // 2))
+        mask_network(self.device)  # loaded once, before the first tile
         self._plain = self._make_tile(self.model) if isinstance(self.model, Denoiser) else None
         """The tile of SADER's networks in float32."""
 
@@ -186,11 +197,6 @@ class CloudRemover:
         return self.config.network.bands
 
     @property
-    def finds_clouds(self) -> bool:
-        """Whether the model estimates cloud masks."""
-        return self.config.network.finds_clouds
-
-    @property
     def states_error(self) -> bool:
         """Whether the model estimates its own error, so that one sample has a spread."""
         return self.config.network.states_error
@@ -204,6 +210,11 @@ class CloudRemover:
     def needs_all_bands(self) -> bool:
         """Whether every band of the model must be given."""
         return self.config.network.needs_all_bands
+
+    @property
+    def multiple(self) -> int:
+        """Height and width are padded to a multiple of this where the mask network runs."""
+        return math.lcm(self.config.network.multiple, MaskNetworkConfig().multiple)
 
     @property
     def tile_size(self) -> int:
@@ -228,12 +239,6 @@ class CloudRemover:
                 f"steps is {steps!r}; only SADER resamples. Give a plain number, such as {self.model.config.steps}."
             )
         return count, resamplings
-
-    def uses_fallback_masks(self, present: Sequence[bool]) -> bool:
-        """Whether masks come from the fallback model, because too few of this model's bands are `present`."""
-        if not self.finds_clouds or len(self.bands) <= len(BANDS_RGBN):
-            return False
-        return has_few_bands(self.bands, present) and self._fallback is not None
 
     # ---------------------------------------------------------------- whole images
 
@@ -313,7 +318,6 @@ class CloudRemover:
         """Return the plan and the source of a series after checking the arguments of `predict`."""
         self.check_numbers(steps, samples, seed)
         inputs = prepare_series(self.config.network, cloudy, **series)
-        self.check_reference(inputs)
         scene = ArrayScene.of(inputs, self.bands)
         date = int(inputs.reference[0])
         chosen = None if date < 0 else date
@@ -344,10 +348,10 @@ class CloudRemover:
     ) -> tuple[TileInputs, list[NoiseOf]]:
         """Return checked inputs as `tile` takes them, and the noise of each sample, one window of the scene per tile.
 
-        inputs: any size; they are padded to the network's multiple. The noise follows from the windows, so that the
-        result does not depend on the order or the batch.
+        inputs: any size; they are padded to the multiple of the networks. The noise follows from the windows, so that
+        the result does not depend on the order or the batch.
         """
-        inputs = self._with_fallback_masks(inputs.padded(self.config.network.multiple).to(self.device))
+        inputs = inputs.padded(self.config.network.multiple if inputs.known_masks else self.multiple).to(self.device)
         places = [Window(window.row, window.col, *inputs.size) for window in windows]
         noises = [self.noise_field(one, steps).of(places, self.device) for one in sample_seeds(seed, samples)]
         return inputs, noises
@@ -366,9 +370,9 @@ class CloudRemover:
         if output.error is not None:
             error = output.error[..., :height, :width]
             spread = error if len(images) == 1 else torch.hypot(spread, error)
-        cloud = None if output.cloud is None else output.cloud[..., :height, :width]
+        cloud = output.cloud[..., :height, :width]
         if not self.matches_dates:
-            clear = self._following(clear, inputs, height, width)
+            clear = self._following(clear, replace(inputs, cloud=output.cloud), height, width)
         return RawTiles(clear, spread, cloud)
 
     def estimate_cloud(
@@ -380,22 +384,33 @@ class CloudRemover:
         reference: int | None = None,
         bands: Sequence[str] | None = None,
     ) -> NDArray[np.float32]:
-        """Return the masks (T, H, W) of cloud or shadow: the given ones, and the model's estimate elsewhere.
+        """Return the masks (T, H, W) of cloud or shadow: the given ones, and the estimate elsewhere.
 
-        The array is not cut into tiles, so this is for tiles and overviews. NaN where no mask is given and the model
-        estimates none. Arguments as in `predict`.
+        The array is not cut into tiles, so this is for tiles and overviews. Arguments as in `predict`.
         """
         series = prepare_series(
             self.config.network, cloudy, reference=reference, cloud_mask=cloud_mask, valid=valid, bands=bands, part=True
         )
         height, width = series.size
-        if self._plain is None or not self.finds_clouds:
-            return series.cloud[0].numpy()
-        padded = series.padded(self.config.network.multiple).to(self.device)
+        padded = series.padded(self.multiple).to(self.device)
         with torch.inference_mode():
-            padded = self._with_fallback_masks(replace(padded, known_masks=not bool(padded.cloud.isnan().any())))
-            masks = padded.cloud if padded.known_masks else self._plain.masks(padded)
+            masks = self._masks(padded) if bool(padded.cloud.isnan().any()) else padded.cloud
         return masks[0, :, :height, :width].float().cpu().numpy()
+
+    def classify(
+        self, cloudy: ArrayLike, *, valid: ArrayLike | None = None, bands: Sequence[str] | None = None
+    ) -> NDArray[np.float32]:
+        """Return the probabilities (T, 6, H, W) of `MASK_CLASSES`; NaN where a date has no data.
+
+        The array is not cut into tiles. Arguments as in `predict`.
+        """
+        series = prepare_series(self.config.network, cloudy, valid=valid, bands=bands, part=True)
+        height, width = series.size
+        padded = series.padded(self.multiple).to(self.device)
+        with torch.inference_mode():
+            scores = self._masks.class_scores(padded)[0, :, :, :height, :width]
+            known = series.valid[0, :, None].to(scores.device)
+            return scores.float().softmax(dim=1).masked_fill(~known, torch.nan).cpu().numpy()
 
     @cached_property
     def turn(self) -> AbstractContextManager[Any]:
@@ -405,15 +420,6 @@ class CloudRemover:
     def noise_field(self, seed: int, steps: int) -> NoiseField:
         """Return the noise of one sample; balanced where a single step corrects a composite."""
         return NoiseField(seed, balanced=steps == 1 and self.matches_dates)
-
-    def check_reference(self, series: TileInputs) -> None:
-        """Raise, before any work, if the clear pixels of the reference date cannot be known."""
-        date = int(series.reference[0])
-        if date >= 0 and not self.matches_dates and series.cloud[0, date].isnan().any():
-            raise ConfigError(
-                f"reference={date} keeps that date's clear pixels, but its cloud mask is unknown and this "
-                "model has no cloud head. Give cloud_mask, or use reference=None."
-            )
 
     # ---------------------------------------------------------------- pickling
 
@@ -445,12 +451,21 @@ class CloudRemover:
 
     # ---------------------------------------------------------------- parts
 
+    @property
+    def _mask_settings(self) -> MaskSettings:
+        own = self.options
+        return MaskSettings(own.cloud_threshold, own.mask_growth, own.haze == "keep", own.masks == "head")
+
+    @cached_property
+    def _masks(self) -> TileMasks:
+        """The masks of tiles in float32."""
+        return TileMasks(self.bands, None, self._mask_settings) if self._plain is None else self._plain.masks
+
     def _make_tile(self, model: Denoiser) -> SaderTile:
         assert isinstance(self.config, ModelConfig)
         own = self.config.sampling
         settings = TileSettings(
-            threshold=self.options.cloud_threshold,
-            growth=self.options.mask_growth,
+            masks=self._mask_settings,
             solver=self.options.solver or ("heun" if own.solver == "heun" else "euler"),
             resampling=own.resampler(self.options.resampling),
             guide=lambda: self._guide,
@@ -469,7 +484,7 @@ class CloudRemover:
             if backend == "onnx":
                 raise ConfigError(f"backend onnx runs SADER's own networks, not {self.config.name}. Use backend torch.")
             assert not isinstance(self.model, Denoiser)
-            return BaselineTile(self.model).eval()
+            return BaselineTile(self.model, self._mask_settings).eval()
         if backend == "accelerated":
             from sader.inference.accelerate import AcceleratedTile, Acceleration
 
@@ -482,10 +497,6 @@ class CloudRemover:
         return self._plain
 
     @cached_property
-    def _fallback(self) -> MTCDN | None:
-        return load_fallback(self.device, multiple=self.config.network.multiple)
-
-    @cached_property
     def _guide(self) -> Guide | None:
         """The guide of the resampling, the same one for every tile."""
         assert isinstance(self.config, ModelConfig)
@@ -494,21 +505,6 @@ class CloudRemover:
             torch.manual_seed(0)  # a learned guide without weights starts at random
             weights = self.options.guide_weights or shipped_guide(name, self.bands)
             return make_guide(name, bands=len(self.bands), weights=weights)
-
-    def _with_fallback_masks(self, inputs: TileInputs) -> TileInputs:
-        """Return the inputs with masks of the fallback network, where the bands are too few for the model's own."""
-        if inputs.known_masks or len(self.bands) <= len(BANDS_RGBN):
-            return inputs
-        if not self.uses_fallback_masks(inputs.band_present.all(dim=0).tolist()):
-            return inputs
-        assert self._fallback is not None
-        cloudy, present = four_bands(self.bands, to_model_range(inputs.cloudy), inputs.band_present)
-        probability = estimate(self._fallback, cloudy, inputs.valid, inputs.cloud, present, inputs.reference)
-        own = self.options
-        cloud = used_mask(
-            probability, inputs.valid, inputs.cloud, threshold=own.cloud_threshold, growth=own.mask_growth
-        )
-        return replace(inputs, cloud=cloud, known_masks=True)
 
     def _following(self, images: Tensor, inputs: TileInputs, height: int, width: int) -> Tensor:
         """Return images (B, C, H, W) in the radiometry of their reference dates, fitted on the clear pixels.

@@ -287,8 +287,7 @@ def _raw_tile(plan: ScenePlan, remover: Remover, raw: RawTiles, number: int, til
     if plan.bands != remover.bands:
         places = [remover.bands.index(band) for band in plan.bands]
         clear, spread = clear[places], spread[places]
-    cloud = _given_clouds(tile) if raw.cloud is None else raw.cloud[number].float()
-    return RawTile(plan.join(clear, cloud, spread), tile.valid, tile.own)
+    return RawTile(plan.join(clear, raw.cloud[number].float(), spread), tile.valid, tile.own)
 
 
 def _decoded(plan: ScenePlan, remover: Remover, window: Window, read: SceneWindow) -> _Decoded:
@@ -355,7 +354,8 @@ def _inputs(plan: ScenePlan, remover: Remover, tile: _Decoded) -> TileInputs:
         days=days,
         aux=aux,
         change=change,
-        known_masks=all(mask is not None for mask in tile.read.masks),
+        known_masks=all(mask is not None for mask in tile.read.masks)
+        or (plan.reference is None and not remover.matches_dates),
     )
 
 

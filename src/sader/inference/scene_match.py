@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from sader.errors import ConfigError, DataError
-from sader.inference.tiling import Notice, Window
+from sader.inference.tiling import Window
 from sader.inference.values import HIGHEST, LOWEST, to_device
 from sader.model.blocks import full_precision, to_model_range
 from sader.model.composite import NOISE_VARIANCE, clearest_date
@@ -238,25 +238,7 @@ def _means(wanted: str, name: str, day: str | None) -> bool:
     return day is not None and len(digits) == 8 and day.replace("-", "") == digits
 
 
-def check_reference(
-    reference: int | None, remover: Remover, overview: Overview, *, chosen: bool, name: str, notice: Notice
-) -> int | None:
-    """Return the reference date after checking that its clear pixels can be told from clouds.
-
-    chosen: it was chosen automatically; then a new image is made instead of raising.
-    """
-    if reference is None:
-        return None
-    if np.isnan(overview.cloud[reference]).any() and not remover.matches_dates:
-        if not chosen:
-            raise ConfigError(
-                f"reference {name} keeps the clear pixels of that date, but its cloud mask is unknown and this model "
-                "has no cloud head. Give a mask, or use reference none."
-            )
-        notice(
-            "this model has no cloud head and no mask is given, so no date can be cleaned: the result is a new image."
-        )
-        return None
-    if not chosen and not overview.valid[reference].any():
-        raise DataError(f"reference {name} has no valid pixel on the output grid. Choose another date.")
-    return reference
+def check_reference(wanted: object, reference: int | None, overview: Overview, names: Sequence[str]) -> None:
+    """Raise where the date that the user wants as the reference has no data."""
+    if reference is not None and str(wanted).lower() != "auto" and not overview.valid[reference].any():
+        raise DataError(f"reference {names[reference]} has no valid pixel on the output grid. Choose another date.")

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from sader.inference.inputs import TileInputs
-from sader.inference.masks import estimate, leading_date, used_mask
+from sader.inference.masks import MaskSettings, TileMasks, leading_date
 from sader.inference.noise import NoiseOf
 from sader.inference.scene_match import feather
 from sader.method.diffusion import Denoiser, Solver, sample
@@ -31,8 +31,8 @@ class TileOutput(NamedTuple):
 
     images: Tensor
     """(S, B, C, H, W) reflectance, one per sample; values may be below 0, no pixel of the reference date is copied."""
-    cloud: Tensor | None = None
-    """(B, T, H, W): mask of cloud or shadow that was used; None for networks that use no masks."""
+    cloud: Tensor
+    """(B, T, H, W): mask of cloud or shadow that was used; NaN where none was given or needed."""
     error: Tensor | None = None
     """(B, C, H, W): expected standard deviation; None for networks without an error head."""
     shown: Tensor | None = None
@@ -46,18 +46,15 @@ class RawTiles(NamedTuple):
     """(B, C, H, W) reflectance, the mean of the samples; values may be below 0, no pixel of the reference is copied."""
     spread: Tensor
     """(B, C, H, W): expected standard deviation; 0 for one sample of a network that does not estimate its error."""
-    cloud: Tensor | None
-    """(B, T, H, W): mask of cloud or shadow that was used; None for networks that use no masks."""
+    cloud: Tensor
+    """(B, T, H, W): mask of cloud or shadow that was used; NaN where none was given or needed."""
 
 
 @dataclass(frozen=True)
 class TileSettings:
     """Settings that are the same for all tiles of a remover."""
 
-    threshold: float = 0.5
-    """Probability of cloud or shadow from which an estimated mask hides a pixel."""
-    growth: int = 2
-    """Pixels by which estimated masks are widened."""
+    masks: MaskSettings = field(default_factory=MaskSettings)
     solver: Solver = "euler"
     resampling: ResamplerConfig = field(default_factory=ResamplerConfig)
     guide: Callable[[], Guide | None] = lambda: None
@@ -87,13 +84,12 @@ class SaderTile(nn.Module):
         super().__init__()
         assert isinstance(model.network, MTCDN)
         self.denoiser, self.network = model, model.network
-        self.mask_network = model.network
-        """Estimates the masks; `inference.accelerate` keeps it in float32."""
         self.condition: Callable[..., Condition] = model.network.condition
         """`MTCDN.condition`, or a compiled version of it."""
         self.fuse: Callable[..., Tensor] = fuse
         """`resampling.fuse`, or a compiled version of it."""
         self.settings = settings or TileSettings()
+        self.masks = TileMasks(model.network.config.bands, model.network, self.settings.masks)
 
     def forward(
         self,
@@ -108,18 +104,17 @@ class SaderTile(nn.Module):
         No branch depends on the value of a tensor, so that it can be captured as a CUDA graph and exported.
         """
         settings, denoiser = self.settings, self.denoiser
-        cloudy, cloud = to_model_range(inputs.cloudy), None
-        if self.network.config.matches_dates:
-            cloud = inputs.cloud if inputs.known_masks else self.masks(inputs)
+        cloudy = to_model_range(inputs.cloudy)
+        cloud = inputs.cloud if inputs.known_masks else self.masks(inputs)
         reference, shown = inputs.reference, None
-        if cloud is not None and inputs.change is not None:
+        if inputs.change is not None:
             cloudy = cloudy + 2 * inputs.change  # the model's range is twice as wide as reflectance
-            reference, shown = leading_date(reference, cloud, inputs.valid, threshold=settings.threshold)
+            reference, shown = leading_date(reference, cloud, inputs.valid, threshold=settings.masks.threshold)
         condition = self.condition(
             cloudy,
             aux=None if inputs.aux is None else to_model_range(inputs.aux),
             valid=inputs.valid,
-            cloud=cloud,
+            cloud=cloud if self.network.config.matches_dates else None,
             reference=reference,
             days=inputs.days,
             band_present=inputs.band_present,
@@ -132,7 +127,7 @@ class SaderTile(nn.Module):
                 replace(settings.resampling, steps=resamplings),
                 settings.guide(),
                 present=condition.present,
-                cloud_cover=cloud_cover(inputs.cloud if cloud is None else cloud, inputs.valid),
+                cloud_cover=cloud_cover(cloud, inputs.valid),
                 fuse=self.fuse,
             )
         images = []
@@ -153,20 +148,6 @@ class SaderTile(nn.Module):
             images.append(image)
         error = expected_error(condition, scene=inputs.change is not None)
         return TileOutput(torch.stack(images), cloud, error, shown)
-
-    def masks(self, inputs: TileInputs) -> Tensor:
-        """Return the masks (B, T, H, W): the given ones, estimated where they are NaN."""
-        probability = estimate(
-            self.mask_network,
-            to_model_range(inputs.cloudy),
-            inputs.valid,
-            inputs.cloud,
-            inputs.band_present,
-            inputs.reference,
-        )
-        return used_mask(
-            probability, inputs.valid, inputs.cloud, threshold=self.settings.threshold, growth=self.settings.growth
-        )
 
 
 def _state_noise(noise: NoiseOf, shape: torch.Size, draw: int) -> Tensor:

@@ -87,10 +87,13 @@ class CloudHead(MaskNet):
     def __init__(self, bands: int, *, widths: tuple[int, ...], stem: int) -> None:
         super().__init__(3 * bands + 1, bands, widths=widths, stem=stem)
 
-    def forward(self, cloudy: Tensor, observed: Tensor, band_present: Tensor) -> Tensor:
-        """Return logits; missing pixels of `cloudy` are 0."""
-        dates = cloudy.shape[1]
+    def forward(self, cloudy: Tensor, observed: Tensor, band_present: Tensor, *, date: Tensor | None = None) -> Tensor:
+        """Return logits; missing pixels of `cloudy` are 0. date: (B,), only this one, as (B, 1, 4, H, W)."""
         lowest, median = series_statistics(cloudy, observed)
+        if date is not None:
+            rows = torch.arange(cloudy.shape[0], device=cloudy.device)
+            cloudy, observed = cloudy[rows, date][:, None], observed[rows, date][:, None]
+        dates = cloudy.shape[1]
         seen = observed[:, :, None].to(cloudy.dtype)
         inputs = torch.cat(
             [cloudy, (cloudy - lowest[:, None]) * seen, (cloudy - median[:, None]) * seen, seen - 1], dim=2
@@ -101,9 +104,14 @@ class CloudHead(MaskNet):
         return rearrange(logits, "(b t) k h w -> b t k h w", t=dates)
 
 
-def not_clear(logits: Tensor, *, dim: int) -> Tensor:
-    """Return the probability of anything but clear from class scores along `dim`, float32."""
-    return 1 - logits.float().softmax(dim=dim).select(dim, 0)
+def not_clear(logits: Tensor, *, dim: int, keep_haze: bool = False) -> Tensor:
+    """Return the probability of anything but clear from class scores along `dim`, float32.
+
+    keep_haze: thin cloud counts as clear.
+    """
+    probability = logits.float().softmax(dim=dim)
+    clear = probability.select(dim, 0)
+    return 1 - (clear + probability.select(dim, 2) if keep_haze else clear)
 
 
 DOUBT = 0.9

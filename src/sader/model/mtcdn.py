@@ -102,11 +102,6 @@ class MTCDNConfig:
         return self.stem * 2 ** (len(self.widths) - 1)
 
     @property
-    def finds_clouds(self) -> bool:
-        """Whether the network estimates cloud masks."""
-        return bool(self.cloud_widths)
-
-    @property
     def states_error(self) -> bool:
         """Whether the network estimates its own error."""
         return self.error_head
@@ -363,11 +358,16 @@ class MTCDN(nn.Module):
             contrast=contrast,
         )
 
-    def cloud_logits(self, cloudy: Tensor, observed: Tensor, band_present: Tensor) -> Tensor:
-        """Return the cloud head's class scores (B, T, 4, H, W), H and W multiples of `config.multiple`."""
+    def cloud_logits(
+        self, cloudy: Tensor, observed: Tensor, band_present: Tensor, *, date: Tensor | None = None
+    ) -> Tensor:
+        """Return the cloud head's class scores (B, T, 4, H, W), H and W multiples of `config.multiple`.
+
+        date: (B,), only this one, as (B, 1, 4, H, W).
+        """
         if self.cloud_head is None:
             raise ConfigError("this network has no cloud head; give cloud_mask, or build it with cloud_widths.")
-        return self.cloud_head(cloudy, observed, band_present)
+        return self.cloud_head(cloudy, observed, band_present, date=date)
 
     def cloud_estimate(
         self,
@@ -377,14 +377,19 @@ class MTCDN(nn.Module):
         *,
         given: Tensor | None = None,
         reference: Tensor | None = None,
+        only_reference: bool = False,
+        keep_haze: bool = False,
     ) -> Tensor:
         """Return the probability (B, T, H, W) that a pixel is not clear, without gradient.
 
         given: (B, T, H, W) known masks, NaN where the mask is to be estimated. reference: (B,), -1 = none.
+        only_reference: the masks of all other dates are given. keep_haze: thin cloud counts as clear.
         """
         with torch.no_grad():
-            logits = self.cloud_logits(cloudy, observed, band_present)
-            cloud = not_clear(logits, dim=2)
+            date = reference.clamp(min=0) if only_reference and reference is not None else None
+            logits = self.cloud_logits(cloudy, observed, band_present, date=date)
+            logits = logits.expand(-1, cloudy.shape[1], -1, -1, -1)
+            cloud = not_clear(logits, dim=2, keep_haze=keep_haze)
             if given is not None:
                 cloud = torch.where(given.isnan(), cloud, given)
             if self.mask_refinement is None:
@@ -392,7 +397,7 @@ class MTCDN(nn.Module):
             if reference is None:
                 reference = torch.full((cloudy.shape[0],), -1, device=cloudy.device)
             anchor, second = self.mask_refinement(cloudy, observed, band_present, logits, cloud, reference)
-            refined = not_clear(second, dim=1)
+            refined = not_clear(second, dim=1, keep_haze=keep_haze)
             if given is not None:
                 known = given[torch.arange(anchor.shape[0], device=anchor.device), anchor]
                 refined = torch.where(known.isnan(), refined, known)

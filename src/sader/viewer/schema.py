@@ -52,7 +52,7 @@ class Square(BaseModel):
     row: int = Field(0, ge=0, le=100_000)
     job: JobName | None = None
     threshold: float = Field(0.5, gt=0, lt=1, description="Of a mask: probability that counts as cloud.")
-    growth: int = Field(2, ge=0, le=64, description="Of a mask: pixels by which an estimate is widened.")
+    growth: int = Field(1, ge=0, le=64, description="Of a mask: pixels by which an estimate is widened.")
 
 
 class RemoveInputs(Reading):
@@ -72,7 +72,7 @@ class RemoveInputs(Reading):
     cloud_threshold: float | None = Field(
         None, gt=0, lt=1, description="Probability that counts as cloud; default 0.5."
     )
-    mask_growth: int | None = Field(None, ge=0, le=64, description="Pixels added to estimated masks; default 2.")
+    mask_growth: int | None = Field(None, ge=0, le=64, description="Pixels added to estimated masks; default 1.")
     model: Words | None = Field(None, description="One of the shipped weights; default: the server's.")
     steps: Annotated[str, StringConstraints(pattern=r"^([1-9]|[1-4]\d|50)(\+\d)?$")] | None = Field(
         None, description="Sampling steps, 4 or 4+1; default: the model's own."

@@ -153,8 +153,7 @@ def make_cog(rows: RowFile, *, tags: Mapping[str, str]) -> Path:
     rasterio = require("rasterio", extra="geo", purpose="writing GeoTIFF")
     copy = require("rasterio.shutil", extra="geo", purpose="writing GeoTIFF").copy
     vrt, target = rows.path.with_suffix(".vrt"), rows.path.with_suffix(".tif")
-    settings = {"GDAL_TIFF_INTERNAL_MASK": True, "GDAL_CACHEMAX": CACHE_BYTES, "GDAL_NUM_THREADS": "ALL_CPUS"}
-    with writing(target), rasterio.Env(**settings):
+    with writing(target), rasterio.Env(GDAL_TIFF_INTERNAL_MASK=True, GDAL_CACHEMAX=CACHE_BYTES):
         overviews = make_overviews(rows)
         for one in overviews:
             write_atomically(one.path.with_suffix(".vrt"), one.as_vrt({}).encode())
@@ -168,12 +167,12 @@ def make_cog(rows: RowFile, *, tags: Mapping[str, str]) -> Path:
             predictor="YES",
             blocksize=BLOCK,
             bigtiff="IF_SAFER",
+            num_threads="ALL_CPUS",
         )
-        with open(target, "rb") as file, ThreadPoolExecutor(1, "sader-sync") as pool:
-            synced = pool.submit(os.fsync, file.fileno())
-            _check_written(rows, target)
-            synced.result()
+        with open(target, "rb") as file:
+            os.fsync(file.fileno())
         sync_folder(target.parent)
+        _check_written(rows, target)
         for one in overviews:
             one.path.unlink()
     return target

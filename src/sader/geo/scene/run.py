@@ -27,7 +27,6 @@ from sader.geo.scene.options import SceneOptions, layers_of, side_file
 from sader.geo.scene.resume import RowFiles, WorkFolder, describe_source, job_digest
 from sader.geo.scene.source import StackScene, check_order, read_overview
 from sader.geo.stack import GeoStack
-from sader.inference.masks import FALLBACK_MODEL
 from sader.inference.remover import CloudRemover, default_backend
 from sader.inference.scene import Executor, ScenePlan, local_executor, run_rows, warmed_up
 from sader.inference.scene_match import Overview, check_reference, find_reference
@@ -131,8 +130,6 @@ class Scene:
             "SADER_JOB": digest,
             "TIFFTAG_SOFTWARE": f"sader {__version__}",
         }
-        if self.remover.uses_fallback_masks([band in self.stack.bands for band in self.remover.bands]):
-            tags["SADER_CLOUD_MODEL"] = FALLBACK_MODEL  # where no masks are given
         date = None if report.reference_index is None else self.stack.sources[report.reference_index].date
         if date is not None:
             tags["ACQUISITION_DATE"] = date.isoformat()
@@ -289,7 +286,7 @@ def _start_rows(scene: Scene, work: WorkFolder, notice: Notice, opened: OpenScen
             overview = read_overview(stack, remover, source)
     else:
         source, overview = opened()
-    reference = choose_reference(options, stack, overview, remover, notice)
+    reference = choose_reference(options, stack, overview, notice)
     for doubt in check_order([source.name for source in stack.sources], stack.bands, overview):
         notice(doubt)
     match = overview.match(remover, reference, stack.grid.shape)
@@ -332,21 +329,18 @@ def _report(scene: Scene, work: WorkFolder, plan: ScenePlan, overview: Overview)
     )
 
 
-def choose_reference(
-    options: SceneOptions, stack: GeoStack, overview: Overview, remover: CloudRemover, notice: Notice
-) -> int | None:
+def choose_reference(options: SceneOptions, stack: GeoStack, overview: Overview, notice: Notice) -> int | None:
     """Return the date to clean, None for a new image."""
     names = [source.name for source in stack.sources]
     days = [None if source.date is None else f"{source.date:%Y-%m-%d}" for source in stack.sources]
     wanted = options.reference
     reference = find_reference(wanted, names, days, overview.clear_share)
-    if reference is None:
-        return None
-    chosen = isinstance(wanted, str) and wanted.lower() == "auto"
-    name = names[reference]
-    reference = check_reference(reference, remover, overview, chosen=chosen, name=name, notice=notice)
+    check_reference(wanted, reference, overview, names)
     if reference is not None and not stack.sources[reference].grid.same_as(stack.grid):
-        notice(f"{name} lies on another grid than the output: its pixels are interpolated, not copied bit for bit.")
+        notice(
+            f"{names[reference]} lies on another grid than the output: its pixels are interpolated, not copied bit "
+            "for bit."
+        )
     return reference
 
 

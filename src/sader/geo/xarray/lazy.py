@@ -186,13 +186,6 @@ def clear_dataset(
     mask = mask_data(cloud_mask, cube)
     if len(plan.windows) == 1 or cube.shape[0] == 1 or not remover.matches_dates:
         scene_match = False
-    if reference is not None and mask is None and not remover.matches_dates:
-        if str(reference).lower() not in ("auto", "none"):
-            raise ConfigError(
-                f"reference={reference!r} keeps the clear pixels of that date, but its cloud mask is unknown and this "
-                "model has no cloud head. Give cloud_mask, or use reference=None."
-            )
-        reference = None  # networks without cloud head give a new image
     if str(reference).lower() != "auto":
         date = find_reference(reference, cube.names, [None] * cube.shape[0], None)
         plan = _referred(plan, date, scene_match if isinstance(scene_match, SceneMatch) else None, extras)
@@ -266,9 +259,7 @@ def find_plan(
     with remover.turn:
         overview = cube_scene(cube, numbers, masks).as_overview(remover)
         date = find_reference(reference, cube.names, [None] * len(cube.names), overview.clear_share)
-        chosen = str(reference).lower() == "auto"
-        name = "" if date is None else cube.names[date]
-        date = check_reference(date, remover, overview, chosen=chosen, name=name, notice=lambda text: None)
+        check_reference(reference, date, overview, cube.names)
         fitted = match if isinstance(match, SceneMatch) else None
         if match is True:
             fitted = overview.match(remover, date, plan.shape)

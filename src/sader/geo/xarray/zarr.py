@@ -205,9 +205,7 @@ def _planned(
         raise ValueRangeError(f"no date of {path} has a valid pixel. Check its nodata value (_FillValue).")
     wanted = options.reference
     date = find_reference(wanted, cube.names, [None] * cube.shape[0], overview.clear_share)
-    chosen = isinstance(wanted, str) and wanted.lower() == "auto"
-    if date is not None:
-        date = check_reference(date, remover, overview, chosen=chosen, name=cube.names[date], notice=notice)
+    check_reference(wanted, date, overview, cube.names)
     plan = cube_plan(cube, remover, replace(options, samples=options.sample_count), extras=True)
     match = overview.match(remover, date, plan.shape)
     clouds = plan.clouds if options.count else () if date is None else (date,)
