@@ -52,6 +52,7 @@ def poisoned(monkeypatch: pytest.MonkeyPatch, step: int) -> None:
     monkeypatch.setattr(Objective, "__call__", call)
 
 
+@pytest.mark.slow  # tests/test_kills.py ends forks of a run, which start faster
 def test_killed_run_goes_on_with_the_same_losses(tiny: list[str], shards: Path, tmp_path: Path) -> None:
     more = ("train.steps=14", "train.checkpoint_every=3", "train.accumulate=2", "model.network.dropout=0.1")
     killed = tmp_path / "killed"
