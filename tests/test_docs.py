@@ -43,6 +43,7 @@ EXPECTED = {
     "docs/how-it-works.md": (2, 0),
     "docs/index.md": (0, 0),
     "docs/limits.md": (0, 0),
+    "docs/masks.md": (3, 0),
     "docs/method.md": (5, 1),
     "docs/models.md": (0, 0),
     "docs/own-scene.md": (10, 2),

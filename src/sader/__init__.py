@@ -15,6 +15,8 @@ _WHERE = {
     "RemoverOptions": "sader.inference.remover",
     "remove_files": "sader.geo.remove",
     "clean_series": "sader.geo.series",
+    "classify_files": "sader.geo.classes",
+    "classify_xarray": "sader.geo.xarray.classes",
     "remove_xarray": "sader.geo.xarray.lazy",
     "MTCDN": "sader.model.mtcdn",
     "MTCDNConfig": "sader.model.mtcdn",
@@ -43,6 +45,8 @@ __all__ = [
     "Resampler",
     "SaderError",
     "__version__",
+    "classify_files",
+    "classify_xarray",
     "clean_series",
     "evaluate",
     "get_preset",
@@ -68,8 +72,10 @@ def __dir__() -> list[str]:
 if TYPE_CHECKING:
     from sader.checkpoint import load_checkpoint, save_checkpoint
     from sader.errors import SaderError
+    from sader.geo.classes import classify_files
     from sader.geo.remove import remove_files
     from sader.geo.series import clean_series
+    from sader.geo.xarray.classes import classify_xarray
     from sader.geo.xarray.lazy import remove_xarray
     from sader.inference.remover import CloudRemover, RemoverOptions
     from sader.method.diffusion import Denoiser, DiffusionConfig, karras_sigmas, sample

@@ -191,7 +191,7 @@ def test_a_missing_band_is_done_without_aloud(tmp_path, remove, write_date, land
 def test_one_date_only_works_and_says_so(tmp_path, remove, write_date):
     status, _, err = remove(write_date(tmp_path / "a.tif", 0), "-o", tmp_path / "c.tif", "--no-item")
     assert status == 0
-    assert "only one date (a.tif): hidden pixels can only be estimated from their surroundings." in err
+    assert "only one date (a.tif): no other date shows the ground under its clouds." in err
 
 
 def test_one_pixel(tmp_path, remove, write_date):

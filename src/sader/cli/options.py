@@ -78,8 +78,8 @@ def tile_options(
     mask: Annotated[
         list[str] | None,
         option(
-            "auto, own, scl, fmask, qa_pixel, qa60 (with classes or bits: scl:3,8,9), s2cloudless, omnicloudmask, a "
-            "folder, or a mask file for each date (repeat).",
+            "auto, own, head, scl, fmask, qa_pixel, qa60 (with classes or bits: scl:3,8,9), s2cloudless, "
+            "omnicloudmask, a folder, or a mask file for each date (repeat).",
             TILES,
         ),
     ] = None,
@@ -94,6 +94,9 @@ def tile_options(
         float | None, option("Probability that counts as cloud in estimated masks; default 0.5.", TILES)
     ] = None,
     mask_growth: Annotated[int | None, option("Pixels by which estimated masks are widened; default 1.", TILES)] = None,
+    haze: Annotated[
+        str | None, option("Thin cloud and haze in estimated masks: remove (default) or keep.", TILES)
+    ] = None,
     tile: Annotated[int | None, option("Edge of a tile in pixels; default 512.", TILES)] = None,
     overlap: Annotated[int | None, option("Pixels shared by neighbouring tiles; default 64.", TILES)] = None,
 ) -> None:
@@ -105,6 +108,10 @@ def run_options(
         bool, option("NAME_uncertainty.tif: expected error in reflectance.", WRITING, "--uncertainty")
     ] = False,
     count: Annotated[bool, option("NAME_count.tif: number of clear observations.", WRITING, "--count")] = False,
+    save_masks: Annotated[
+        bool,
+        option("NAME_masks.tif: the masks that were used, one band for each date.", WRITING, "--save-masks"),
+    ] = False,
     provenance: Annotated[
         bool, option("NAME_provenance.tif: 1 observed, 2 reconstructed.", WRITING, "--provenance")
     ] = False,

@@ -1,4 +1,4 @@
-"""`sader remove` and `sader series`: parse the command line, call `run_remove` or `run_series`, print the report."""
+"""`sader remove`, `sader series` and `sader mask`: parse the command line, call one function, print its report."""
 
 import json
 import sys
@@ -10,7 +10,7 @@ from typing import Annotated, Any
 
 import typer
 
-from sader.cli.options import WRITING, AsJson, option, reading_options, run_options, takes, tile_options
+from sader.cli.options import TILES, WRITING, AsJson, Device, option, reading_options, run_options, takes, tile_options
 from sader.errors import printable
 
 LOG_EVERY = 60.0
@@ -69,6 +69,27 @@ def series(
     _print(done, as_json, print_series)
 
 
+@app.command()
+@takes(reading_options)
+def mask(
+    out: Annotated[Path, option("Folder of masks to write, or for one image a GeoTIFF.", None, "--out", "-o")] = Path(
+        "masks"
+    ),
+    as_json: AsJson = False,
+    device: Device = None,
+    tile: Annotated[int | None, option("Edge of a tile in pixels; default 512.", TILES)] = None,
+    overlap: Annotated[int | None, option("Pixels shared by neighbouring tiles; default 64.", TILES)] = None,
+    **given: Any,
+) -> None:
+    """Classify every date: land, thick and thin cloud, shadow, water, snow, with probabilities."""
+    own = {"out": out, "device": device, "tile": tile, "overlap": overlap}
+    with _watched(given, "classifying") as callbacks:
+        from sader.geo.classes import run_mask
+
+        done = run_mask(_request({**given, **own}), **callbacks)
+    _print(done, as_json, print_masks)
+
+
 def _request(given: Mapping[str, Any]) -> Any:
     """Return the `RemoveRequest` of the options of a command, by name."""
     from sader.geo.remove import RemoveRequest
@@ -79,12 +100,12 @@ def _request(given: Mapping[str, Any]) -> Any:
 
     options = {name: given[name] for name in SceneOptions.__dataclass_fields__ if name in given}
     more = {name: plain(given[name]) for name in RemoveRequest.__dataclass_fields__ if name in given}
-    more |= {name: more[name] or () for name in ("inputs", "mask", "aux")}
+    more |= {name: more.get(name) or () for name in ("inputs", "mask", "aux")}
     return RemoveRequest(**more, options=SceneOptions(**options))
 
 
 @contextmanager
-def _watched(given: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+def _watched(given: Mapping[str, Any], work: str = "removing clouds") -> Iterator[dict[str, Any]]:
     """Yield the arguments `progress` and `notice` of a run; progress is a bar on a terminal, else lines."""
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
@@ -98,12 +119,12 @@ def _watched(given: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
     with Progress(*columns, console=live, transient=True, disable=not live.is_terminal) as bar:
         # Importing torch, which follows, takes seconds: the bar is already on the screen.
         task = bar.add_task("opening", total=None, rate="")
-        lines = None if live.is_terminal else ProgressLines(lambda text: print(text, file=sys.stderr, flush=True))
+        lines = None if live.is_terminal else ProgressLines(lambda text: print(text, file=sys.stderr, flush=True), work)
 
         def progress(done: int, total: int) -> None:
             if lines is not None:
                 lines(done, total)
-            bar.update(task, description="removing clouds", completed=done, total=total)
+            bar.update(task, description=work, completed=done, total=total)
             speed = bar.tasks[0].speed
             bar.update(task, rate=f"{60 * speed:.1f} tiles/min" if speed else "")
 
@@ -127,8 +148,10 @@ def _print(report: Any, as_json: bool, show: Callable[[Any], None]) -> None:
 class ProgressLines:
     """Progress for a log: one line a minute."""
 
-    def __init__(self, say: Callable[[str], None], *, every: float | None = None) -> None:
-        self._say, self._every = say, LOG_EVERY if every is None else every
+    def __init__(
+        self, say: Callable[[str], None], work: str = "removing clouds", *, every: float | None = None
+    ) -> None:
+        self._work, self._say, self._every = work, say, LOG_EVERY if every is None else every
         self._began = self._last = time.monotonic()
         self._before: int | None = None
 
@@ -140,7 +163,7 @@ class ProgressLines:
         if now - self._last < self._every or done >= total:
             return
         self._last = now
-        text = f"removing clouds: {done} of {total} tiles"
+        text = f"{self._work}: {done} of {total} tiles"
         if fresh := done - self._before:
             rate = fresh / (now - self._began)
             left = (total - done) / rate
@@ -174,4 +197,13 @@ def print_series(report: Any) -> None:
     for path in report.files:
         print(f"wrote {printable(path)}")
     print(f"{len(report.scenes)} dates in {report.seconds:.1f} s")
+    sys.stdout.flush()
+
+
+def print_masks(report: Any) -> None:
+    """Print the share of each class for each date, then the files."""
+    for name, shares in zip(report.dates, report.shares, strict=True):
+        print(f"{printable(name)}: {', '.join(f'{share:.1%} {one}' for one, share in shares.items())}")
+    for path in report.files:
+        print(f"wrote {printable(path)}")
     sys.stdout.flush()

@@ -66,7 +66,7 @@ def build_stack(
     for position in apart:
         notify(f"{sources[position].name} does not touch the output grid and is left out.")
     if len(kept) == 1:
-        notify(f"only one date ({kept[0].name}): hidden pixels can only be estimated from their surroundings.")
+        notify(f"only one date ({kept[0].name}): no other date shows the ground under its clouds.")
     days: dict[str, list[str]] = {}
     for source in kept:
         if source.date is not None:

@@ -121,7 +121,7 @@ def open_request(request: RemoveRequest, load: Loader, notify: Notice) -> tuple[
     sources = find_sources(request, notify)
     asked = None if request.bands is None else parse_bands(request.bands)
     remover, name = load(request.model or choose_model(sources, asked, notify), request.device)
-    options = replace(request.options, model_name=name)
+    options = _with_head(replace(request.options, model_name=name), _mask(request))
     if request.aux:
         check_radar(name, remover.config.network.aux_bands)
     if request.report is not None:
@@ -136,6 +136,12 @@ def open_request(request: RemoveRequest, load: Loader, notify: Notice) -> tuple[
     stack = build_stack(sources, remover.config.network, bands=asked, grid=grid, notice=notify)
     check_stack(stack, remover, notify)
     return stack, remover, options
+
+
+def _with_head(options: SceneOptions, mask: object) -> SceneOptions:
+    """Return the options with the cloud head of the model as the estimate of masks, where the mask is "head"."""
+    head = isinstance(mask, str) and mask.strip().lower() == "head"
+    return replace(options, masks="head") if head else options
 
 
 def _grid(wanted: str | Path | None, sources: Sequence[DateSource], area: Box | None) -> str | Path | Grid | None:
@@ -253,7 +259,8 @@ def _remove_zarr(request: RemoveRequest, load: Loader, progress: Progress | None
         )
     asked = {"--bands": request.bands, "--grid": request.grid, "--scale": request.scale, "--preview": request.preview,
              "--report": request.report, "--bbox": request.bbox, "--aoi": request.aoi,
-             "--mask-values": request.mask_values, "--aux": request.aux or None}  # fmt: skip
+             "--mask-values": request.mask_values, "--aux": request.aux or None,
+             "--save-masks": request.options.save_masks or None}  # fmt: skip
     unused = [name for name, value in asked.items() if value is not None]
     if unused:
         raise ConfigError(
@@ -375,8 +382,8 @@ def remove_files(
 
     files: GeoTIFFs, folders, .SAFE products or STAC items of one place; read and written window by window.
     bands: names where the files have none. offset: "auto", None, or counts such as -1000 (baseline 04.00).
-    mask: "scl", "fmask", "qa_pixel", "qa60", "s2cloudless", "omnicloudmask", or mask files; None: those of the product,
-    else the model's own. mask_values: "2,4", the values of mask files that count as cloud or shadow.
+    mask: "scl", "fmask", "qa_pixel", "qa60", "s2cloudless", "omnicloudmask", "head", or mask files; None: those of the
+    product, else those of the mask network. mask_values: "2,4", the values of mask files that count as cloud or shadow.
     aux: GeoTIFFs with Sentinel-1 VV and VH in dB, one for all dates or one for each; for models that take radar.
     grid: the output's, as a raster file or "EPSG:32632/20"; None = that of the first file.
     area: (west, south, east, north) in degrees, or a GeoJSON file; None = all of it.
@@ -429,7 +436,7 @@ def open_files(
     unknown = [key for key in options if key not in SceneOptions.__dataclass_fields__]
     if unknown:
         raise ConfigError(f"unknown option {unknown[0]}{did_you_mean(unknown[0], SceneOptions.__dataclass_fields__)}")
-    wanted = SceneOptions(**options)
+    wanted = _with_head(SceneOptions(**options), mask)
     if isinstance(files, str | Path):
         raise DataError(f"files is one path ({files}); expected a list of them, one for each date or folder.")
     names = None if bands is None else parse_bands(bands)

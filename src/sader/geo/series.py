@@ -19,6 +19,7 @@ from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
+from sader._version import __version__
 from sader.errors import ConfigError, OutputError, require
 from sader.geo.remove import (
     Loader,
@@ -206,6 +207,8 @@ class Series:
         options = replace(self.options, provenance=self.options.provenance or bool(pixels))
         if animation is not None and Path(animation).suffix.lower() != ".gif":
             raise OutputError(f"the animation is {animation}; expected a name that ends in .gif.")
+        if self.is_zarr and options.save_masks:
+            raise ConfigError("--save-masks writes GeoTIFFs beside the dates; expected a folder as output, not .zarr.")
         series = replace(self, options=options)
         jobs = series._jobs()
         done = series._stored([job for _, job in jobs]) if self.is_zarr else None
@@ -253,7 +256,8 @@ class Series:
         from sader.geo.stac.write import write_collection
 
         items = [Path(scene.output).with_suffix(".json") for _, scene in done]
-        return write_collection(self.out / "collection.json", items)
+        text = f"{len(items)} dates without clouds, written by sader {__version__}"
+        return write_collection(self.out / "collection.json", items, text)
 
     def _part(self, date: int) -> tuple[GeoStack, int, list[int]]:
         """Return the stack that a date is cleaned with, its index there, and the dates of the whole stack."""

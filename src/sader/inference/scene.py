@@ -33,6 +33,7 @@ from sader.inference.values import (
     OBSERVED,
     RECONSTRUCTED,
     REFLECTANCE,
+    UNKNOWN,
     ValueCoding,
     as_tensor,
     decode,
@@ -471,6 +472,10 @@ class FinishedRows:
     def count(self, threshold: float) -> Tensor:
         """Return uint8 (h, w): how many dates show the ground clearly. `cloud` must hold all dates."""
         return (self.valid & (self.cloud < threshold)).sum(dim=0).clamp(max=255).to(torch.uint8)
+
+    def masks(self, threshold: float) -> Tensor:
+        """Return uint8 (T, h, w): 0 clear, 1 cloud or shadow, 255 nodata. `cloud` must hold all dates."""
+        return torch.where(self.valid, (self.cloud >= threshold).to(torch.uint8), UNKNOWN)
 
     def encoded(self, coding: ValueCoding, own: Sequence[ValueCoding]) -> NDArray[Any]:
         """Return the stored numbers (C, h, w) of the image.

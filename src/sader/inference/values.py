@@ -36,6 +36,8 @@ INTEGERS = ("uint16", "int16", "uint32", "int32")
 FLOATS = ("float32", "float64")
 NODATA, OBSERVED, RECONSTRUCTED = 0, 1, 2
 """Codes of the provenance layer."""
+UNKNOWN = 255
+"""In a mask: nothing is known about the pixel, as outside the file."""
 
 
 @dataclass(frozen=True)

@@ -27,12 +27,13 @@ from sader.geo.read.quality import LAYOUTS, Quality, kind_in, parse_numbers, par
 from sader.geo.read.raster import BandFile, grid_of, opened, read_band, reading
 from sader.geo.stack import DateSource, WrappedSource
 from sader.inference.tiling import Notice, Window
-from sader.inference.values import ValueCoding
+from sader.inference.values import UNKNOWN, ValueCoding
+from sader.model.mask_network import HIDDEN_CLASSES
 
-CHOICES = ("auto", "own", "none", *LAYOUTS, "s2cloudless", "omnicloudmask")
-UNKNOWN = 255
-"""In a mask: nothing is known about the pixel, as outside the file."""
+CHOICES = ("auto", "own", "head", "none", *LAYOUTS, "s2cloudless", "omnicloudmask")
 OUTSIDE = ValueCoding("uint8", 1.0, 0.0, UNKNOWN)
+CLASSES_TAG = "SADER_CLASSES"
+"""Metadata by which the classes that `sader mask` writes are recognised."""
 MASK_ENDINGS = (
     "_mask",
     "_cloudmask",
@@ -224,10 +225,12 @@ def with_masks(
 ) -> list[DateSource]:
     """Return the sources with the chosen masks.
 
-    mask: "auto" or None (the product's classification where there is one, else the model's own estimate), "own" or
-    "none" (the model's), "scl", "scl:thick|clouds|standard|strict", "scl:3,8,9", "fmask", "qa_pixel", "qa60" (also with
-    bits: "qa_pixel:3,4"), "s2cloudless", "omnicloudmask"; a mask file, a folder of them, or one file per date.
-    In a file 0 is clear and 1 or 255 is cloud; a file with SCL, Fmask, QA_PIXEL or QA60 in its name is read as such.
+    mask: "auto" or None (the product's classification where there is one, else the estimate of the mask network), "own"
+    or "none" (the mask network), "head" (the cloud head of the model), "scl", "scl:thick|clouds|standard|strict",
+    "scl:3,8,9", "fmask", "qa_pixel", "qa60" (also with bits: "qa_pixel:3,4"), "s2cloudless", "omnicloudmask"; a mask
+    file, a folder of them, or one file per date.
+    In a file 0 is clear and 1 or 255 is cloud; a file with SCL, Fmask, QA_PIXEL or QA60 in its name is read as such,
+    and in the classes of `sader mask` thick cloud, thin cloud and shadow count.
     values: "2,4", the values of mask files that count as cloud or shadow.
     """
     chosen = None if values is None else parse_numbers(values)
@@ -241,7 +244,7 @@ def with_masks(
         return list(sources)
     if isinstance(mask, str):
         word = mask.strip().lower()
-        if word in ("own", "none"):
+        if word in ("own", "head", "none"):
             return [MaskedSource(source, OwnMask()) for source in sources]
         if word.partition(":")[0] in LAYOUTS:
             return _with_quality(sources, parse_quality(word), notice)
@@ -308,7 +311,7 @@ def _in_folder(folder: Path, source: DateSource, values: tuple[int, ...]) -> Fil
     """Return the mask of a source: the file of its name, or of its date."""
     files = sorted(file for file in folder.iterdir() if file.suffix.lower() in (".tif", ".tiff", ".jp2", ".vrt"))
     stem = Path(source.name).stem
-    others = [file for file in files if file.name != Path(source.name).name]
+    others = [file for file in files if file.name != Path(source.name).name and not file.stem.endswith("_probability")]
     for file in others:
         bare = file.stem.lower()
         for ending in MASK_ENDINGS:
@@ -338,6 +341,8 @@ def _checked(path: Path, index: int, chosen: tuple[int, ...]) -> FileMask:
             raise DataError(f"the mask {path.name} has {dataset.count} bands; expected a band {index}.")
         if chosen:
             return FileMask(BandFile(str(path), index), values=chosen)
+        if CLASSES_TAG in dataset.tags():
+            return FileMask(BandFile(str(path), index), values=HIDDEN_CLASSES)
         if (kind := kind_in(path.stem) or kind_in(dataset.descriptions[index - 1] or "")) is not None:
             return FileMask(BandFile(str(path), index), parse_quality(kind))
         values: set[float] = set()

@@ -10,13 +10,14 @@ from sader.errors import ConfigError
 from sader.geo.scene.cog import Layer, check_names
 from sader.geo.stack import GeoStack
 from sader.inference.scene import GPU_BATCH
-from sader.inference.values import NODATA, ValueCoding
+from sader.inference.values import NODATA, UNKNOWN, ValueCoding
 
 SPREAD_SAMPLES = 4
 """Samples for an uncertainty layer of a network that does not state its error."""
 MOST_THREADS = 1024
 COUNTS = ValueCoding("uint8", 1.0, 0.0, None, declared=False)
 CODES = ValueCoding("uint8", 1.0, 0.0, float(NODATA), declared=False)
+MASKS = ValueCoding("uint8", 1.0, 0.0, float(UNKNOWN), declared=False)
 SPREAD = ValueCoding("float32", 1.0, 0.0, float("nan"), declared=False)
 
 PROVENANCE_LEGEND = (
@@ -56,10 +57,16 @@ class SceneOptions:
     """Probability from which a pixel counts as hidden in the masks of the model; None = that of the remover."""
     mask_growth: int | None = None
     """Pixels by which the masks of the model are widened; None = those of the remover."""
+    haze: str | None = None
+    """"remove" or "keep": whether thin cloud and haze hide a pixel; None = as the remover does."""
+    masks: str | None = None
+    """Estimate of unknown masks: "network" or "head"; None = that of the remover."""
     uncertainty: bool = False
     """Also write the expected standard deviation."""
     count: bool = False
     """Also write how many dates show the ground clearly."""
+    save_masks: bool = False
+    """Also write the mask of each date that was used: 0 clear, 1 hidden, 255 nodata."""
     provenance: bool = False
     """Also write the origin of each pixel: 0 nodata, 1 observed in the reference date, 2 reconstructed."""
     overwrite: bool = False
@@ -88,6 +95,8 @@ class SceneOptions:
             "batch_size": batch,
             "cloud_threshold": self.cloud_threshold,
             "mask_growth": self.mask_growth,
+            "haze": self.haze,
+            "masks": self.masks,
             "resampling": self.resampling,
             "guide": self.guide,
             "guide_weights": self.guide_weights,
@@ -108,6 +117,8 @@ def layers_of(stack: GeoStack, options: SceneOptions) -> tuple[Layer, ...]:
         layers.append(Layer("uncertainty", tuple(f"{band} standard deviation" for band in bands), SPREAD))
     if options.count:
         layers.append(Layer("count", ("clear observations",), COUNTS, categories=True))
+    if options.save_masks:
+        layers.append(Layer("masks", check_names([one.name for one in stack.sources]), MASKS, categories=True))
     if options.provenance:
         meaning = ("provenance: 0 nodata, 1 observed, 2 reconstructed",)
         layers.append(Layer("provenance", meaning, CODES, categories=True, legend=PROVENANCE_LEGEND))

@@ -258,6 +258,8 @@ class RowFiles:
                 layers[name] = part.encoded(file.layer.coding, self._own)
             elif name == "count":
                 layers[name] = part.count(self.threshold).cpu().numpy()[None]
+            elif name == "masks":
+                layers[name] = part.masks(self.threshold).cpu().numpy()
             elif name == "uncertainty":
                 assert part.spread is not None
                 layers[name] = part.spread.cpu().numpy()

@@ -296,7 +296,7 @@ def _start_rows(scene: Scene, work: WorkFolder, notice: Notice, opened: OpenScen
             "images look clear, check their scale and offset (--scale, --offset), or give masks (--mask)."
         )
     dates = tuple(range(len(stack.sources)))
-    clouds = dates if options.count else () if reference is None else (reference,)
+    clouds = dates if options.count or options.save_masks else () if reference is None else (reference,)
     plan = replace(plan, reference=reference, match=match, clouds=clouds)
     stored = replace(stack, coding=_coding(stack, reference))
     # The stored numbers of the reference date are copied where they lie on the grid of the result.

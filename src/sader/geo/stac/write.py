@@ -1,7 +1,8 @@
 """The STAC item of a result: location, value coding, inputs.
 
-STAC 1.1 with the extensions projection 2.0, raster 2.0, eo 2.0 and processing 1.2. Facts about a raster are read from
-its file. References are relative and there is no self link, so result and item can be moved together.
+STAC 1.1 with the extensions projection 2.0, raster 2.0, eo 2.0 and processing 1.2, and classification 2.0 for masks.
+Facts about a raster are read from its file. References are relative and there is no self link, so result and item can
+be moved together.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ EXTENSIONS = [
     f"https://stac-extensions.github.io/{name}/schema.json"
     for name in ("projection/v2.0.0", "raster/v2.0.0", "eo/v2.0.0", "processing/v1.2.0")
 ]
+CLASSIFICATION = "https://stac-extensions.github.io/classification/v2.0.0/schema.json"
 COG = "image/tiff; application=geotiff; profile=cloud-optimized"
 MEDIA = {".tif": COG, ".tiff": COG, ".png": "image/png", ".jpg": "image/jpeg", ".json": "application/json"}
 TYPES = {"int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64", "float16", "float32", "float64"}
@@ -54,27 +56,76 @@ def write_item(
     "sader:model". coding: value coding of the result where its file does not state it.
     collection: the file of the collection that the item belongs to (`write_collection`).
     """
-    stac = require("pystac", extra="geo", purpose="writing the STAC item")
     result = Path(result)
     target = result.with_suffix(".json")
     with reading(str(result)), open_raster(result) as dataset:
         grid = grid_of(dataset)
         data = _data_asset(dataset, grid, coding)
+    lineage = {"processing:lineage": _lineage(sources, reference), **(processing or {})}
+    item, stac = _new_item(result, grid, sources, reference, lineage)
+    roles = ["data", "reflectance"]
+    item.add_asset("data", stac.Asset(_relative(result, target), "cloud-free reflectance", None, COG, roles, data))
+    for name, file in (assets or {}).items():
+        item.add_asset(name, _side_asset(name, Path(file), target, stac))
+    return _write_linked(target, item, sources, collection, stac)
+
+
+def write_class_item(
+    classes: Path,
+    probability: Path,
+    legend: Sequence[tuple[str, tuple[int, ...]]],
+    *,
+    source: DateSource,
+    collection: Path | None = None,
+) -> Path:
+    """Write the item of a class raster beside it and return its path. legend: name and colour of each class."""
+    target = classes.with_suffix(".json")
+    with reading(str(classes)), open_raster(classes) as dataset:
+        grid, numbers = grid_of(dataset), _numbers(dataset)
+    listed: list[dict[str, Any]] = [
+        {
+            "value": code,
+            "name": name.replace(" ", "_"),
+            "description": name,
+            "color_hint": bytes(colour[:3]).hex().upper(),
+        }
+        for code, (name, colour) in enumerate(legend)
+    ]
+    listed.append({"value": numbers["nodata"], "name": "nodata", "description": "no data", "nodata": True})
+    data = {**numbers, "bands": [{"name": "class"}], **_projection(grid), "classification:classes": listed}
+    lineage = {"processing:lineage": f"classes of {source.name} with sader {__version__}"}
+    item, stac = _new_item(classes, grid, (source,), source, lineage)
+    item.stac_extensions.append(CLASSIFICATION)
+    item.add_asset("data", stac.Asset(_relative(classes, target), "classes", None, COG, ["data"], data))
+    item.add_asset("probability", _side_asset("probability", probability, target, stac))
+    return _write_linked(target, item, (source,), collection, stac)
+
+
+def _new_item(
+    result: Path,
+    grid: Grid,
+    sources: Sequence[DateSource],
+    reference: DateSource | None,
+    processing: Mapping[str, Any],
+) -> tuple[pystac.Item, Any]:
+    """Return an item with place, time and lineage, and pystac."""
+    stac = require("pystac", extra="geo", purpose="writing the STAC item")
     footprint, bbox = _footprint(grid)
     time, properties = _times(sources, reference, result)
     properties |= {
         **_projection(grid),
         "gsd": round(min(grid.resolution), 6) if grid.crs and not grid.in_degrees else None,
         "processing:software": {"sader": __version__},
-        "processing:lineage": _lineage(sources, reference),
-        **(processing or {}),
+        **processing,
     }
     known = {key: value for key, value in properties.items() if value is not None}
-    item = stac.Item(result.stem, footprint, bbox, time, known, stac_extensions=EXTENSIONS)
-    roles = ["data", "reflectance"]
-    item.add_asset("data", stac.Asset(_relative(result, target), "cloud-free reflectance", None, COG, roles, data))
-    for name, file in (assets or {}).items():
-        item.add_asset(name, _side_asset(name, Path(file), target, stac))
+    return stac.Item(result.stem, footprint, bbox, time, known, stac_extensions=list(EXTENSIONS)), stac
+
+
+def _write_linked(
+    target: Path, item: pystac.Item, sources: Sequence[DateSource], collection: Path | None, stac: Any
+) -> Path:
+    """Write an item with the links to its inputs and its collection."""
     for title, href in _inputs(sources):
         relative = href if "://" in href else _relative(Path(href), target)
         item.add_link(stac.Link("derived_from", relative, title=title))
@@ -85,8 +136,8 @@ def write_item(
     return _write(target, item)
 
 
-def write_collection(path: Path, items: Sequence[Path]) -> Path:
-    """Write the collection of items in its folder and return its path; its links are relative.
+def write_collection(path: Path, items: Sequence[Path], text: str) -> Path:
+    """Write the collection of items in its folder, with a description, and return its path; its links are relative.
 
     Extent and period are those of the items; the id is the name of the folder.
     """
@@ -99,7 +150,6 @@ def write_collection(path: Path, items: Sequence[Path]) -> Path:
     period = [min(times), max(times)] if times else [None, None]
     box = [min(wests), min(souths), max(easts), max(norths)]
     extent = stac.Extent(stac.SpatialExtent([box]), stac.TemporalExtent([period]))
-    text = f"{len(read)} dates without clouds, written by sader {__version__}"
     collection = stac.Collection(name, text, extent, license="other")
     collection.add_link(stac.Link("root", f"./{path.name}", "application/json"))
     for one, item in zip(items, read, strict=True):
