@@ -144,7 +144,7 @@ def test_hill_sides_towards_the_sun_are_brighter(summer: Place) -> None:
     assert np.corrcoef(nir[forest], towards[forest])[0, 1] > 0.3
 
 
-def test_demo_scene_is_what_the_readme_says() -> None:
+def test_demo_scene_is_what_the_tutorial_says() -> None:
     demo = demo_scene()
     assert demo.cloudy.shape == (3, 4, 384, 512)
     assert demo.bands == RGBN

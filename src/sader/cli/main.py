@@ -83,7 +83,7 @@ def demo(
     seed: Seed = 0,
     as_json: AsJson = False,
 ) -> None:
-    """Remove the clouds of a built-in scene with known truth and score the result."""
+    """Remove the clouds of a real place with known truth and score the result."""
     from rich.console import Console
     from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn
 
@@ -118,15 +118,17 @@ def _print_demo(report: DemoReport, console: Console) -> None:
     title = f"{report.model}, {steps} step{'' if steps == '1' else 's'}, {report.seconds:.1f} s"
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     table.add_column("", no_wrap=True)
-    for region in ("all pixels", "hidden pixels"):
-        table.add_column(f"{region}\nPSNR dB", justify="right", no_wrap=True)
-        table.add_column("\nSSIM", justify="right")
-        table.add_column("\nSAM °", justify="right")
-    for row in report.scores:
-        cells = []
-        for score in (row.whole, row.hidden):
-            cells += [f"{score.psnr:.2f}", f"{score.ssim:.3f}", f"{score.sam:.2f}"]
-        table.add_row(row.method, *cells)
+    table.add_column("hidden pixels\nerror", justify="right", no_wrap=True)
+    for heading in ("PSNR dB", "SSIM", "SAM °"):
+        table.add_column(f"\n{heading}", justify="right")
+    table.add_column("all pixels\nPSNR dB", justify="right", no_wrap=True)
+    for masks, title_of_part in (("none", "no masks given"), ("true", "true masks given")):
+        table.add_row(f"[bold]{title_of_part}[/bold]")
+        for row in (row for row in report.scores if row.masks == masks):
+            score = row.hidden
+            cells = [f"{score.mae:.4f}", f"{score.psnr:.2f}", f"{score.ssim:.3f}", f"{score.sam:.2f}"]
+            table.add_row(f"  {row.method}", *cells, f"{row.whole.psnr:.2f}")
+        table.add_section()
     console.print(title, style="bold", highlight=False)
     console.print(table)
     for path in report.files:

@@ -1,7 +1,8 @@
 """Procedural places with known truth: farmland, forest, river, roads, towns and hills through the seasons, with clouds.
 
-For tests, the tutorial and `sader demo` (no data set needed). Every image depends on its seed alone. No real place
-and no sensor geometry are modelled; sizes are in 10 m pixels, reflectance is surface-like with a little haze.
+For tests, the tutorial and the figures of the documents (no data set needed). Every image depends on its seed alone.
+No real place and no sensor geometry are modelled; sizes are in 10 m pixels, reflectance is surface-like with a little
+haze.
 """
 
 from __future__ import annotations
@@ -130,7 +131,7 @@ def make_series(
 
 
 def demo_scene() -> SyntheticSeries:
-    """Return the scene of `sader demo`: three summer dates, 384x512 pixels, four bands, the first to be cleaned."""
+    """Return the scene of the tutorial: three summer dates, 384x512 pixels, four bands, the first to be cleaned."""
     bands = ("B02", "B03", "B04", "B08")
     place = make_place(_DEMO_SEED, size=(384, 512), bands=bands, dates=3, days=(0, 10, 25), start=184)
     return _series(place, _DEMO_SKY, 0)

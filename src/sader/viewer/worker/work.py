@@ -183,11 +183,10 @@ class SceneWork:
     # ---------------------------------------------------------------- writing
 
     def demo(self, *, target: str) -> list[str]:
-        """Write the dates of the built-in scene into a folder; return their names."""
+        """Write the dates of the demo scene into a folder; return their names."""
         from datetime import date, timedelta
 
-        from sader.data.synthetic.scene import demo_scene
-        from sader.demo import CRS, PLACE_NOTE, TRANSFORM
+        from sader.demo import CRS, SOURCE_NOTE, TRANSFORM, demo_scene
         from sader.geo.read.raster import write_geotiff
 
         place = self.folder.inside(self.folder.root / target)
@@ -196,7 +195,7 @@ class SceneWork:
         for image, day in zip(scene.cloudy, scene.days, strict=True):
             taken = date(2022, 6, 1) + timedelta(days=float(day))
             names.append(f"demo_{taken:%Y-%m-%d}.tif")
-            tags = {"TIFFTAG_IMAGEDESCRIPTION": PLACE_NOTE}
+            tags = {"TIFFTAG_IMAGEDESCRIPTION": SOURCE_NOTE}
             write_geotiff(place / names[-1], image, bands=scene.bands, crs=CRS, transform=TRANSFORM, tags=tags)
         return names
 
