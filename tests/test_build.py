@@ -87,3 +87,75 @@ def test_wheel_runs_in_an_environment_of_its_own(built, tmp_path):
     assert Path(where.strip()).is_relative_to(packages)
     run(environment / "bin" / "sader", "demo", "--out", tmp_path / "demo", cwd=tmp_path)
     assert any((tmp_path / "demo").glob("*.tif"))
+
+
+# ------------------------------------------------------------------------------------------------ other packages
+
+
+def project() -> dict:
+    return tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+
+
+def dockerfile() -> list[tuple[str, str]]:
+    """(instruction, arguments) of the Dockerfile."""
+    text = (ROOT / "Dockerfile").read_text(encoding="utf-8").replace("\\\n", " ")
+    lines = [line for line in text.splitlines() if line.strip() and not line.startswith("#")]
+    return [(word, rest) for word, _, rest in (line.partition(" ") for line in lines)]
+
+
+def test_dockerfile_follows_the_usual_rules():
+    steps = dockerfile()
+    assert {word for word, _ in steps} <= {"FROM", "ENV", "WORKDIR", "COPY", "RUN", "USER", "ENTRYPOINT", "CMD"}
+    assert re.fullmatch(r"python:3\.1[1-3]-slim-\w+", steps[0][1]), "a fixed version of the base image"
+    users = [number for number, (word, _) in enumerate(steps) if word == "USER"]
+    assert users, "it does not run as root"
+    assert not [rest for word, rest in steps[users[-1] :] if word in ("RUN", "COPY")]
+    assert all(rest.startswith("[") for word, rest in steps if word in ("ENTRYPOINT", "CMD"))
+    assert "PIP_NO_CACHE_DIR=1" in dict(steps)["ENV"]
+    copied = [path for word, rest in steps if word == "COPY" for path in rest.split()[:-1]]
+    assert all((ROOT / path).exists() for path in copied)
+    kept = {line[1:] for line in (ROOT / ".dockerignore").read_text().splitlines() if line.startswith("!")}
+    assert set(copied) <= kept
+    named = re.search(r"\.\[(.*?)\]", " ".join(rest for word, rest in steps if word == "RUN"))
+    assert named is not None
+    assert set(named[1].split(",")) <= project()["optional-dependencies"].keys()
+    torch = next(line for line in project()["dependencies"] if line.startswith("torch"))
+    assert any(f'"{torch}"' in rest for word, rest in steps if word == "RUN")
+
+
+@pytest.mark.slow
+def test_steps_of_the_dockerfile_run(tmp_path):
+    """In an environment that has the dependencies already; nothing is downloaded, and no user is created."""
+    pytest.importorskip("hatchling")
+    environment, copy = tmp_path / "env", tmp_path / "copy"
+    run(sys.executable, "-m", "venv", environment)
+    packages = next(environment.glob("lib/python*/site-packages"))
+    (packages / "dependencies.pth").write_text(sysconfig.get_path("purelib"), encoding="utf-8")
+    copy.mkdir()
+    steps = dockerfile()
+    for path in (path for word, rest in steps if word == "COPY" for path in rest.split()[:-1]):
+        run("cp", "-r", ROOT / path, copy)
+    settings = {"PATH": f"{environment / 'bin'}:{os.environ['PATH']}", "PIP_NO_INDEX": "1", "PIP_NO_DEPS": "1",
+                "PIP_NO_BUILD_ISOLATION": "0"}  # fmt: skip
+    for step in [rest for word, rest in steps if word == "RUN" and not rest.startswith("useradd")]:
+        done = subprocess.run(
+            ["sh", "-ec", step], cwd=copy, env={**os.environ, "PYTHONPATH": "", **settings}, capture_output=True,
+            text=True, check=False,
+        )  # fmt: skip
+        assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stdout.startswith("sader ")
+
+
+def test_conda_recipe_and_citation_agree_with_the_project():
+    yaml = pytest.importorskip("yaml")
+    recipe = yaml.safe_load((ROOT / "packaging" / "conda" / "meta.yaml").read_text(encoding="utf-8"))
+    wanted = {*project()["dependencies"], *project()["optional-dependencies"]["geo"]}
+    names = {"torch": "pytorch"}
+    pairs = (re.match(r"([\w-]+)(.*)", line) for line in wanted)
+    found = {f"{names.get(pair[1], pair[1])} {pair[2]}" for pair in pairs}
+    assert {*found, f"python {project()['requires-python']}"} == set(recipe["requirements"]["run"])
+    citation = yaml.safe_load((ROOT / "CITATION.cff").read_text(encoding="utf-8"))
+    import sader
+
+    assert sader.__version__ == recipe["package"]["version"] == citation["version"]
+    assert citation["license"] == recipe["about"]["license"] == project()["license"]

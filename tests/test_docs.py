@@ -42,6 +42,7 @@ EXPECTED = {
     "docs/getting-started.md": (3, 3),
     "docs/how-it-works.md": (2, 0),
     "docs/index.md": (0, 0),
+    "docs/install.md": (0, 3),
     "docs/limits.md": (0, 0),
     "docs/masks.md": (3, 0),
     "docs/method.md": (5, 1),
