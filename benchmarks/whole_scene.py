@@ -131,11 +131,13 @@ def clear(paths: list[Path], rows: int, arguments: argparse.Namespace) -> dict[s
         threads=arguments.threads,
     )
     marks: list[float] = []
+    peaks: list[int] = []
     numbers: list[int] = []
     begun, started = resource.getrusage(resource.RUSAGE_SELF), time.perf_counter()
 
     def progress(done: int, total: int) -> None:
         marks.append(time.perf_counter())
+        peaks.append(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)
         numbers.append(total)
         across = round(total**0.5)
         if done % (4 * across) == 1:
@@ -166,6 +168,9 @@ def clear(paths: list[Path], rows: int, arguments: argparse.Namespace) -> dict[s
         "cpu_seconds": round(used.ru_utime - begun.ru_utime, 1),
         "system_seconds": round(used.ru_stime - begun.ru_stime, 1),
         "peak_gib": round(used.ru_maxrss / 2**20, 2),
+        "peak_gib_at_the_start_and_after_the_first_and_last_tile": [
+            round(one / 2**20, 2) for one in (begun.ru_maxrss, peaks[0], peaks[-1])
+        ],
         "stages": dict(sorted(stages.items(), key=lambda pair: -pair[1])),
     }
     if finished:

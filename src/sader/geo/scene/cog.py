@@ -40,6 +40,8 @@ CACHE_BYTES = 256 * 2**20
 """Block cache of GDAL while a file is written."""
 OVERVIEW_ROWS = 32
 """Rows of an overview computed at a time by one thread."""
+CHECKERS = 4
+"""Threads that compare an image with its rows, at most: each needs four times the memory of 512 rows."""
 NEARLY_FULL = 2**20
 """Free bytes below which a failed write is put down to a full disk."""
 
@@ -153,7 +155,8 @@ def make_cog(rows: RowFile, *, tags: Mapping[str, str]) -> Path:
     rasterio = require("rasterio", extra="geo", purpose="writing GeoTIFF")
     copy = require("rasterio.shutil", extra="geo", purpose="writing GeoTIFF").copy
     vrt, target = rows.path.with_suffix(".vrt"), rows.path.with_suffix(".tif")
-    with writing(target), rasterio.Env(GDAL_TIFF_INTERNAL_MASK=True, GDAL_CACHEMAX=CACHE_BYTES):
+    settings = {"GDAL_TIFF_INTERNAL_MASK": True, "GDAL_CACHEMAX": CACHE_BYTES, "GDAL_NUM_THREADS": "ALL_CPUS"}
+    with writing(target), rasterio.Env(**settings):
         overviews = make_overviews(rows)
         for one in overviews:
             write_atomically(one.path.with_suffix(".vrt"), one.as_vrt({}).encode())
@@ -167,12 +170,12 @@ def make_cog(rows: RowFile, *, tags: Mapping[str, str]) -> Path:
             predictor="YES",
             blocksize=BLOCK,
             bigtiff="IF_SAFER",
-            num_threads="ALL_CPUS",
         )
-        with open(target, "rb") as file:
-            os.fsync(file.fileno())
+        with open(target, "rb") as file, ThreadPoolExecutor(1, "sader-sync") as pool:
+            synced = pool.submit(os.fsync, file.fileno())
+            _check_written(rows, target)
+            synced.result()
         sync_folder(target.parent)
-        _check_written(rows, target)
         for one in overviews:
             one.path.unlink()
     return target
@@ -187,7 +190,7 @@ def _check_written(rows: RowFile, target: Path) -> None:
             found = dataset.read(window=((top, top + wanted.shape[1]), (0, rows.grid.width)))
         return bool(found.tobytes() == wanted.tobytes())
 
-    with ThreadPoolExecutor(available_cores(), "sader-cog") as pool:
+    with ThreadPoolExecutor(min(CHECKERS, available_cores()), "sader-cog") as pool:
         if not all(pool.map(equal, range(0, rows.grid.height, BLOCK))):
             raise OSError("the image differs from its rows")
 

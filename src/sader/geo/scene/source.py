@@ -29,13 +29,13 @@ from sader.inference.values import HIGHEST, LOWEST, ValueCoding, as_tensor, deco
 
 READERS = 12
 """Threads that read an overview, at most; unpacking the whole scene is most of the work."""
-PART_PIXELS, PART_WIDTH = 2**19, 768
+PART_PIXELS, PART_WIDTH = 2**18, 512
 """Pixels of the scene that a thread reads at a time, and their columns, unless the blocks of a file are whole lines.
 Threads that read such parts seldom wait for the same block."""
 IMPOSSIBLE_SHARE = 0.01
 """Part of the pixels of a date that may lie outside the range of reflectance (glint, faults)."""
 NODATA_HINT = "and the nodata value of the file; rio edit-info --nodata VALUE FILE sets a missing one."
-CACHE_LIMIT = 768 * 2**20
+CACHE_LIMIT = 576 * 2**20
 """Bytes that are kept. A Sentinel-2 tile of four bands and three dates needs 540 MiB for no block to be unpacked twice;
 larger scenes unpack some blocks again."""
 EDGE = 512
