@@ -187,6 +187,30 @@ def test_tiles_are_joined_in_the_middle_of_overlaps():
     assert ticks == [(1, 3), (2, 3), (3, 3)]
 
 
+def test_tiles_agree_with_the_whole(remover, land):
+    counts = np.stack([land(number, size=(64, 160)) for number in range(2)])
+    counts[0, :, 10:50, 40:110] = 7000  # across the joints of the tiles
+    cloudy = (counts * 1e-4).astype(np.float32)
+    whole = remover.classify(cloudy)
+    percent = np.empty(whole.shape, np.float32)
+    valid = np.ones((2, 64, 160), bool)
+    tiled = remover.with_options(tile=96, overlap=48)
+    for window, _, part in classified(
+        tiled, (64, 160), tiled.bands, lambda one: (cloudy[..., *one.slices], valid[:, *one.slices])
+    ):
+        percent[..., *window.slices] = part
+    hidden, expected = percent[:, 1:4].sum(axis=1) >= 50, whole[:, 1:4].sum(axis=1) >= 0.5
+    assert expected[0, 20:40, 50:100].mean() > 0.5
+    assert (hidden == expected).mean() > 0.95
+
+
+def test_a_full_disk_is_named(disk, images, remover):
+    with pytest.raises(OutputError, match="disk is full"):
+        sader.classify_files(remover, images, disk.folder / "masks", progress=lambda done, total: disk.fill())
+    disk.free()
+    assert sader.classify_files(remover, images, disk.folder / "masks").tiles == 1
+
+
 def test_xarray_gives_the_classes_of_the_files(written, images, remover):
     xarray = pytest.importorskip("xarray")
     counts = np.stack([read(path) for path in images])

@@ -272,14 +272,8 @@ def _write_rows(
     scene: StackScene, remover: CloudRemover, rows: Sequence[tuple[RowFile, RowFile]], progress: Progress | None
 ) -> NDArray[np.int64]:
     """Write classes and percentages into the files of rows; return the pixels (T, 6) of each class."""
-    height, width = scene.shape
-    arrays: list[list[Any]] = []
-    for pair in rows:
-        for one in pair:
-            one.create()
-        arrays.append(
-            [np.memmap(one.path, one.dtype, "r+", shape=(height, len(one.layer.bands), width)) for one in pair]
-        )
+    for file in (one for pair in rows for one in pair):
+        file.create()
 
     def read(window: Window) -> tuple[NDArray[np.float32], NDArray[np.bool_]]:
         dates = enumerate(scene.codings)
@@ -287,14 +281,16 @@ def _write_rows(
         return np.stack(values), np.stack(valid)
 
     counts = np.zeros((len(rows), len(LEGEND)), np.int64)
+    strip: list[tuple[NDArray[np.uint8], NDArray[np.uint8]]] = []
     for window, classes, percent in classified(remover, scene.shape, scene.bands, read, progress):
-        down, across = window.slices
-        for date, (ours, theirs) in enumerate(arrays):
-            ours[down, 0, across] = classes[date]
-            theirs[down, :, across] = percent[date].swapaxes(0, 1)
-            counts[date] += np.bincount(classes[date].ravel(), minlength=UNKNOWN + 1)[: len(LEGEND)]
-    for array in (one for both in arrays for one in both):
-        array.flush()
+        strip.append((classes[:, None], percent))
+        for date, one in enumerate(classes):
+            counts[date] += np.bincount(one.ravel(), minlength=UNKNOWN + 1)[: len(LEGEND)]
+        if window.col + window.width == scene.shape[1]:  # the last part of its rows
+            for number, parts in enumerate(zip(*strip, strict=True)):
+                for pair, lines in zip(rows, np.concatenate(parts, axis=3), strict=True):
+                    pair[number].write(window.row, lines.swapaxes(0, 1), sync=False)
+            strip.clear()
     return counts
 
 
