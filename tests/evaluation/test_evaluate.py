@@ -257,9 +257,10 @@ def test_the_masks_are_scored_on_labelled_places(remover: CloudRemover, monkeypa
     perfect = np.zeros((len(record.labels), len(MASK_CLASSES), *record.labels.shape[1:]), np.float32)
     perfect[:, 1] = record.labels > 0
     monkeypatch.setattr(remover, "classify", lambda *_, **__: perfect)
-    one, together = evaluate_masks(remover, [record])
-    assert (one.iou, one.recall, one.precision) == (1, 1, 1)
-    assert together.place == "all"
+    one, rules, together, _ = evaluate_masks(remover, [record])
+    assert (one.iou, one.recall, one.precision, one.thick) == (1, 1, 1, 1)
+    assert (rules.place, rules.method) == (one.place, "rules")
+    assert (together.place, together.method) == ("all", "sader-masks")
     half = perfect.copy()
     half[:, :, ::2] = 0
     monkeypatch.setattr(remover, "classify", lambda *_, **__: half)
@@ -271,7 +272,7 @@ def test_the_masks_are_scored_on_labelled_places(remover: CloudRemover, monkeypa
 def test_the_masks_are_estimated_on_odd_sizes(remover: CloudRemover) -> None:
     record = place()
     odd = SeriesRecord(record.dn[..., :61, :53], "odd", "cloudsen12", RGBN, record.labels[:, :61, :53], group="val/odd")
-    one, together = evaluate_masks(remover, [odd])
+    one, _, together, _ = evaluate_masks(remover, [odd])
     assert 0 <= one.iou <= 1
     assert together.pixels == 4 * 61 * 53
     with pytest.raises(DataError, match="labelled"):

@@ -5,13 +5,14 @@ Labels and truths come from the records and items; nothing is trained or tuned h
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from importlib.util import find_spec
 
 import numpy as np
 
-from sader.data.batch import CLEAR, SHADOW, THICK, UNKNOWN
-from sader.data.cloud_rules import estimate_cloud_mask
+from sader.data.batch import SHADOW, THICK, THIN, UNKNOWN
+from sader.data.cloud_rules import S2CLOUDLESS_BANDS, detect_s2cloudless, estimate_cloud_mask
 from sader.data.items import Item, observed
 from sader.data.shards import SeriesRecord
 from sader.errors import DataError
@@ -21,53 +22,86 @@ from sader.model.mask_network import HIDDEN_CLASSES
 
 @dataclass(frozen=True)
 class MaskScore:
-    """Cloud and shadow against clear, over labelled pixels of one place or all."""
+    """Masks against labels, over the labelled pixels of one place or all."""
 
     place: str
+    method: str
+    """"sader-masks", or beside it "rules" and "s2cloudless" (L1C with its ten bands; it looks for no shadows)."""
     iou: float
+    """Cloud or shadow; the next two likewise."""
     recall: float
     precision: float
-    rules_iou: float
-    """The rule-based mask on the same pixels."""
+    cloud_iou: float
+    """Cloud alone."""
+    thick: float
+    """Share of the labelled pixels that are found; the next two likewise."""
+    thin: float
+    shadow: float
     pixels: int
 
 
 def evaluate_masks(
     remover: CloudRemover, records: Iterable[SeriesRecord], *, threshold: float = 0.5
 ) -> list[MaskScore]:
-    """Return the scores of each labelled place, and last those of all pixels together (place "all").
+    """Return the scores of each labelled place and method, and last those of all pixels together (place "all").
 
     Dates without any labelled cloud count as well: cloud found there is a false alarm.
     """
-    counts: dict[str, np.ndarray] = {}
+    counts: dict[tuple[str, str], np.ndarray] = {}
     for record in records:
         if record.labels is None or not bool(((record.labels >= THICK) & (record.labels <= SHADOW)).any()):
             continue
-        bands = [name for name in record.bands if name in remover.bands]
-        dn = record.dn[:, [record.bands.index(name) for name in bands]]
-        valid = observed(dn, bands)
-        images = np.minimum(dn.astype(np.float32) / 10000, 1) * valid[:, None]
-        known = valid & (record.labels != UNKNOWN)
-        truth = (record.labels != CLEAR) & known
-        found = remover.classify(images, bands=bands, valid=valid)[:, list(HIDDEN_CLASSES)].sum(axis=1) >= threshold
-        rules = estimate_cloud_mask(images, bands, valid=valid)
-        both = [(mask & known, truth) for mask in (found, rules)]
-        numbers = [[(mask & true).sum(), mask.sum(), true.sum(), (mask | true).sum()] for mask, true in both]
-        counts[record.name] = np.array([*numbers[0], *numbers[1], known.sum()], np.int64)
+        for method, (hidden, cloud) in _found_masks(remover, record, threshold).items():
+            known = observed(record.dn, record.bands) & (record.labels != UNKNOWN)
+            kinds = [(record.labels == kind) & known for kind in (THICK, THIN, SHADOW)]
+            numbers = [*_overlap(hidden & known, np.any(kinds, axis=0)), *_overlap(cloud & known, kinds[0] | kinds[1])]
+            numbers += [one for kind in kinds for one in ((hidden & kind).sum(), kind.sum())]
+            counts[record.name, method] = np.array([*numbers, known.sum()], np.int64)
+            before = counts.get(("all", method), 0)
+            counts["all", method] = before + counts[record.name, method]
     if not counts:
         raise DataError("no record has labelled clouds; expected places with labels such as CloudSEN12.")
-    counts["all"] = np.sum(list(counts.values()), axis=0)
     return [
         MaskScore(
             place=place,
+            method=method,
             iou=_share(c[0], c[3]),
             recall=_share(c[0], c[2]),
             precision=_share(c[0], c[1]),
-            rules_iou=_share(c[4], c[7]),
-            pixels=int(c[8]),
+            cloud_iou=_share(c[4], c[7]),
+            thick=_share(c[8], c[9]),
+            thin=_share(c[10], c[11]),
+            shadow=_share(c[12], c[13]),
+            pixels=int(c[14]),
         )
-        for place, c in counts.items()
+        for (place, method), c in sorted(counts.items(), key=lambda pair: pair[0][0] == "all")
     ]
+
+
+def _found_masks(
+    remover: CloudRemover, record: SeriesRecord, threshold: float
+) -> dict[str, tuple[np.ndarray, np.ndarray]]:
+    """Return by method (cloud or shadow, cloud), each bool (T, H, W)."""
+
+    def reflectance(bands: Sequence[str]) -> np.ndarray:
+        dn = record.dn[:, [record.bands.index(name) for name in bands]]
+        return np.minimum(dn.astype(np.float32) / 10_000, 1)
+
+    bands = [name for name in record.bands if name in remover.bands]
+    valid = observed(record.dn, record.bands)
+    images = reflectance(bands) * valid[:, None]
+    classes = remover.classify(images, bands=bands, valid=valid)
+    hidden, cloud = (classes[:, list(some)].sum(axis=1) >= threshold for some in (HIDDEN_CLASSES, HIDDEN_CLASSES[:2]))
+    rules = estimate_cloud_mask(images, bands, valid=valid)
+    found = {"sader-masks": (hidden, cloud), "rules": (rules, rules)}
+    if set(S2CLOUDLESS_BANDS) <= set(record.bands) and find_spec("s2cloudless"):
+        detected = np.stack([detect_s2cloudless(date) for date in reflectance(S2CLOUDLESS_BANDS)])
+        found["s2cloudless"] = (detected, detected)
+    return found
+
+
+def _overlap(mask: np.ndarray, true: np.ndarray) -> list[int]:
+    return [(mask & true).sum(), mask.sum(), true.sum(), (mask | true).sum()]
 
 
 @dataclass(frozen=True)
