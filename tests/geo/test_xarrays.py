@@ -91,7 +91,8 @@ def test_bands_are_found_by_name_not_by_position(remover):
     other = array.isel(band=[3, 0, 2, 1])
     result = remove_xarray(remover, other, reference=None)
     assert list(result.band.values) == ["B08", "B02", "B04", "B03"]
-    assert np.array_equal(result.sel(band=BANDS), remove_xarray(remover, array, reference=None))
+    wanted = remove_xarray(remover, array, reference=None)
+    np.testing.assert_allclose(result.sel(band=BANDS), wanted, atol=1e-5)  # bands are summed in another order
     words = array.assign_coords(band=["blue", "green", "red", "nir"])
     assert list(remove_xarray(remover, words, reference=None).band.values) == ["blue", "green", "red", "nir"]
 

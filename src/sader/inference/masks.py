@@ -73,6 +73,8 @@ class TileMasks(nn.Module):
     def __init__(self, bands: Sequence[str], refiner: MTCDN | None, settings: MaskSettings) -> None:
         super().__init__()
         has_head = refiner is not None and refiner.cloud_head is not None
+        if refiner is not None:
+            mask_network(next(refiner.parameters()).device)  # loaded before a graph is traced
         self.refiner, self.settings = refiner if has_head else None, settings
         self.sources = [-1 if source is None else source for source in band_sources(bands)]
 
@@ -98,7 +100,7 @@ class TileMasks(nn.Module):
             mask = self.used(hidden, inputs.valid, given)
             if refiner is None:
                 return mask
-            decides = is_date(inputs.reference, mask.shape[1])[:, :, None, None] & given.isnan()
+            decides = is_date(inputs.reference, inputs.valid.shape[1])[:, :, None, None] & given.isnan()
             given = mask.masked_fill(decides, torch.nan)
             surely_visible = grown(hidden, AROUND) < SURE
         elif refiner is None:

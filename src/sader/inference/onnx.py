@@ -8,6 +8,7 @@ copying kept pixels are not part of it. Height and width must be multiples of 8:
 from __future__ import annotations
 
 import json
+import math
 import os
 import tempfile
 import threading
@@ -27,6 +28,7 @@ from sader.inference.inputs import TileInputs
 from sader.inference.noise import NoiseOf
 from sader.inference.tile import SaderTile, TileOutput, TileSettings
 from sader.method.diffusion import Denoiser
+from sader.model.mask_network import MaskNetworkConfig
 from sader.model.matching import CELL
 from sader.models import build_model
 from sader.presets import PRESETS, ModelConfig, get_preset
@@ -86,8 +88,8 @@ def load_any(name_or_path: str | Path) -> Checkpoint:
 class TileGraph(nn.Module):
     """`SaderTile` with plain tensors as inputs and outputs and everything else fixed.
 
-    steps: Euler steps without resampling. estimate: False leaves the cloud head out, for tiles with given masks.
-    scene: True adds the input `change` of the scene match and the output `shown`.
+    steps: Euler steps without resampling. estimate: False leaves the mask network and the cloud head out, for tiles with
+    given masks. scene: True adds the input `change` of the scene match and the output `shown`.
     """
 
     def __init__(self, tile: SaderTile, *, steps: int, estimate: bool = True, scene: bool = False) -> None:
@@ -149,9 +151,10 @@ def make_graph(
 
 
 def unit_of(graph: TileGraph) -> int:
-    """Return the number that height and width must be multiples of: the network's unit and whole statistics cells."""
+    """Return the number that height and width must be multiples of: units of the networks and whole statistics cells."""
     unit = graph.tile.network.config.multiple
-    return unit if unit % CELL == 0 else unit * CELL
+    unit = unit if unit % CELL == 0 else unit * CELL
+    return math.lcm(unit, MaskNetworkConfig().multiple) if graph.estimate else unit
 
 
 def facts_of(graph: TileGraph, name: str) -> dict[str, Any]:
@@ -178,7 +181,7 @@ def example_inputs(
 ) -> tuple[Tensor, ...]:
     """Return inputs of these sizes, random but fixed; one date without a mask, some pixels without data."""
     unit = unit_of(graph)
-    height, width = height or 11 * unit, width or 13 * unit
+    height, width = height or 5 * unit, width or 7 * unit
     bands = len(graph.tile.network.config.bands)
     generator = torch.Generator().manual_seed(0)
     cloudy = 0.4 * torch.rand(batch, dates, bands, height, width, generator=generator)

@@ -98,6 +98,8 @@ class CloudHead(MaskNet):
         inputs = torch.cat(
             [cloudy, (cloudy - lowest[:, None]) * seen, (cloudy - median[:, None]) * seen, seen - 1], dim=2
         )
+        if date is not None:
+            return self.scores(inputs[:, 0], band_present)[:, None]
         logits = self.scores(
             rearrange(inputs, "b t c h w -> (b t) c h w"), band_present.repeat_interleave(dates, dim=0)
         )

@@ -111,14 +111,14 @@ class MaskNetwork(nn.Module):
         images: (B, T, 9, H, W) reflectance in the order of `MASK_BANDS`. seen: bool (B, T, H, W), False for nodata.
         present: bool (B, 9) or (B, T, 9), the bands there are. Values of absent bands and nodata do not matter.
         """
-        b, t = images.shape[:2]
+        b, t, _, height, width = images.shape
         if present.ndim == 2:
             present = present[:, None].expand(-1, t, -1)
         date = torch.arange(b * t, device=images.device)
         same_series = date[:, None] // t == date[None] // t
         links = (same_series & (date[:, None] != date[None])).to(images.dtype)
         scores, _ = self.scores(images.flatten(0, 1), seen.flatten(0, 1), present.flatten(0, 1), links)
-        return scores.unflatten(0, (b, t))
+        return scores.reshape(b, t, len(MASK_CLASSES), height, width)
 
     def scores(self, images: Tensor, seen: Tensor, present: Tensor, links: Tensor) -> tuple[Tensor, Tensor]:
         """Return the class scores (N, 6, H, W) and coarse ones (N, 6, H/4, W/4) for N dates of any series.

@@ -94,7 +94,7 @@ def _check(path: str) -> tuple[int, ...]:
         if not np.issubdtype(np.dtype(dataset.dtypes[0]), np.floating):
             raise DataError(
                 f"{path} is {dataset.dtypes[0]}; expected decibels as float32. Convert it to dB first, for example "
-                "with gdal_calc.py or rio calc."
+                "with gdal_calc.py."
             )
         shape = tuple(min(SAMPLED, size) for size in dataset.shape)
         values = dataset.read(list(positions), out_shape=(len(positions), *shape), masked=True)
