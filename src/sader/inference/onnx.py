@@ -88,8 +88,8 @@ def load_any(name_or_path: str | Path) -> Checkpoint:
 class TileGraph(nn.Module):
     """`SaderTile` with plain tensors as inputs and outputs and everything else fixed.
 
-    steps: Euler steps without resampling. estimate: False leaves the mask network and the cloud head out, for tiles with
-    given masks. scene: True adds the input `change` of the scene match and the output `shown`.
+    steps: Euler steps without resampling. estimate: False leaves mask network and cloud head out, for tiles with given
+    masks. scene: True adds the input `change` of the scene match and the output `shown`.
     """
 
     def __init__(self, tile: SaderTile, *, steps: int, estimate: bool = True, scene: bool = False) -> None:
@@ -151,7 +151,7 @@ def make_graph(
 
 
 def unit_of(graph: TileGraph) -> int:
-    """Return the number that height and width must be multiples of: units of the networks and whole statistics cells."""
+    """Return the number that height and width must be multiples of: units of the networks, whole statistics cells."""
     unit = graph.tile.network.config.multiple
     unit = unit if unit % CELL == 0 else unit * CELL
     return math.lcm(unit, MaskNetworkConfig().multiple) if graph.estimate else unit
