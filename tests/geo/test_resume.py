@@ -218,6 +218,10 @@ DAMAGES = {
     "rows of the second row of tiles": lambda work: flip(work / "count.rows", 90 * 30),
     "rows cut": lambda work: os.truncate(work / "result.rows", 1000),
     "rows deleted": lambda work: (work / "count.rows").unlink(),
+    "rows deleted before any was finished": lambda work: (
+        state_with(work, strips=0, sums={}, counts=[]),
+        (work / "result.rows").unlink(),
+    ),
     "blend empty": lambda work: os.truncate(work / "blend-2.npz", 0),
     "blend flipped": lambda work: flip(work / "blend-2.npz"),
     "blend deleted": lambda work: (work / "blend-2.npz").unlink(),

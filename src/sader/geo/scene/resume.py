@@ -152,13 +152,13 @@ class WorkFolder:
                 if strip >= len(sums) or file.checksum(*bounds[strip]) != sums[strip]:
                     good = strip
                     break
+        for file in files if good == 0 else ():  # they may be missing, too
+            file.create()
         if good == self.state.strips:
             return
         self.note = f"work files of a previous run are damaged; continuing after {good} of {len(bounds)} rows of tiles"
         kept = {name: values[:good] for name, values in self.state.sums.items()}
         self.state = State(good, self.state.counts[:good], kept)
-        for file in files if good == 0 else ():
-            file.create()
 
     def clear(self) -> None:
         """Delete all work files; the state first, so that it never names files that are gone."""
