@@ -281,3 +281,79 @@ def test_command_packs_and_shows(tmp_path: Path) -> None:
     shown = runner.invoke(app, ["show", str(tmp_path / "out/train")])
     assert "place_00" in shown.output
     assert "2 bands" in shown.output
+
+
+@pytest.mark.parametrize(
+    ("ending", "numbers", "labels"),
+    [
+        ("label", [[0, 1, 2, 3, 255]], [[0, 1, 2, 3, 255]]),
+        ("SCL", [[0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11]], [[255, 255, 255, 3, 0, 0, 0, 255, 1, 1, 2, 0]]),
+        ("Fmask", [[0, 1, 2, 4, 8, 2 + 8, 1 + 4, 16, 32 + 64, 255]], [[0, 2, 1, 255, 3, 1, 2, 0, 0, 255]]),
+        ("s2cloudless", [[0] * 29 + [1, 255]], [[0] * 29 + [1, 255]]),
+        ("s2cloudless", [[0, 0, 0, 1, 255]], [[255, 255, 255, 1, 255]]),  # shadows are likely, and not in the mask
+        ("cld", [[0] * 28 + [39, 40]], [[0] * 29 + [1]]),
+    ],
+)
+def test_masks_of_other_programs_are_labels(tmp_path: Path, ending, numbers, labels) -> None:
+    from sader.data.labels import label_file, read_labels
+
+    write_tif(tmp_path / f"S2_a_{ending}.tif", np.array([numbers], np.uint8))
+    found = label_file(tmp_path / "S2_a.tif")
+    assert found == tmp_path / f"S2_a_{ending}.tif"
+    assert read_labels(found, np.shape(numbers)).tolist() == labels
+    twice = read_labels(found, (2, 2 * len(numbers[0])))  # coarser than the scene
+    assert twice.tolist() == np.repeat(np.repeat(labels, 2, 0), 2, 1).tolist()
+    with pytest.raises(DataError, match="Warp it first"):
+        read_labels(found, (3, 7))
+
+
+def test_labels_of_a_window_are_those_of_the_whole(tmp_path: Path) -> None:
+    from rasterio.windows import Window
+
+    from sader.data.labels import read_labels
+
+    classes = np.random.default_rng(0).integers(3, 11, (1, 20, 30)).astype(np.uint8)
+    write_tif(tmp_path / "S2_a_scl.tif", classes)
+    whole = read_labels(tmp_path / "S2_a_scl.tif", (40, 60))
+    part = read_labels(tmp_path / "S2_a_scl.tif", (40, 60), window=Window(7, 10, 21, 13))
+    assert np.array_equal(part, whole[10:23, 7:28])
+    write_tif(tmp_path / "S2_a_s2cloudless.tif", classes)
+    with pytest.raises(DataError, match=r"expected values from 0 to 1.*NAME_cld\.tif"):
+        read_labels(tmp_path / "S2_a_s2cloudless.tif", (20, 30))
+
+
+def test_few_places_leave_one_for_validation(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    from sader.cli.main import main
+
+    rng = np.random.default_rng(0)
+
+    def add(name: str, *, labelled: bool = True) -> None:
+        for day in ("20230101", "20230111"):
+            write_tif(tmp_path / "own" / name / f"S2_{day}.tif", smooth(rng, 4, 24, 30), RGBN)
+            if labelled:
+                write_tif(tmp_path / "own" / name / f"S2_{day}_SCL.tif", np.full((1, 24, 30), 4, np.uint8))
+
+    def pack() -> dict[str, list[str]]:
+        with pytest.raises(SystemExit) as end:
+            main(["data", "pack", str(tmp_path / "own"), "-o", str(tmp_path / "out")])
+        assert not end.value.code
+        folders = {side: tmp_path / "out" / side for side in ("train", "val")}
+        return {
+            side: sorted(r.name for r in read_shards(folder))
+            for side, folder in folders.items()
+            if any(folder.glob("*.shard"))
+        }
+
+    assert [split_of(make_record(source="folder", group=name)) for name in ("a", "b", "c", "place22")] == [
+        *["train"] * 3, "val",
+    ]  # fmt: skip
+    add("b")
+    assert pack() == {"train": ["b"]}
+    assert "there is no validation: it needs two places" in capsys.readouterr().err
+    add("a", labelled=False)
+    add("c")
+    assert pack() == {"train": ["a", "c"], "val": ["b"]}
+    assert "b was taken and is not trained on" in " ".join(capsys.readouterr().err.split())
+    add("place22")
+    assert pack() == {"train": ["a", "b", "c"], "val": ["place22"]}
+    assert "note" not in capsys.readouterr().err

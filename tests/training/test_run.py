@@ -329,3 +329,20 @@ def test_the_schedule_may_be_longer_than_the_run(tiny: list[str], shards: Path, 
     fit(config_of(tiny, shards, *more), tmp_path / "run", progress=False)
     rates = [value for _, name, value in read_log(tmp_path / "run" / "metrics.csv") if name == "lr_factor"]
     assert rates == pytest.approx([0, 1 / 3, 2 / 3])
+
+
+def test_progress_counts_samples_and_states_the_time_left() -> None:
+    from types import SimpleNamespace
+
+    from sader.training.record import ProgressLine
+
+    def at(step: int, share: float, **changes: object) -> SimpleNamespace:
+        config = SimpleNamespace(**({"batch_size": 8, "accumulate": 2, "steps": 1000, "max_seconds": None} | changes))
+        return SimpleNamespace(config=config, steps_done=step, progress=share, latest={"loss": 0.5})
+
+    resumed = ProgressLine(at(100, 0.1))
+    assert resumed.text(at(100, 0.1), 0.0) == "step 100 of 1,000 (10%), 1,600 of 16,000 samples, loss 0.5"
+    text = resumed.text(at(200, 0.2), 60.0)
+    assert text == "step 200 of 1,000 (20%), 3,200 of 16,000 samples, 0:08:00 left, loss 0.5"
+    # Half of the seconds are over after 200 steps: about 400 will be done.
+    assert "step 200 of 400 (50%), 3,200 of 6,400 samples" in resumed.text(at(200, 0.5, max_seconds=60.0), 60.0)

@@ -318,7 +318,7 @@ def land(server: Running) -> str:
     return server.scene("land")
 
 
-def test_masks_of_dates_follow_threshold_and_growth(server, land):
+def test_masks_of_dates_follow_threshold_growth_and_haze(server, land):
     scene = land
     shares = server.client.get(f"/scenes/{scene}/clouds").json()
     hidden = [drawn(server, scene, f"mask-{date}")[..., 3] > 0 for date in range(3)]
@@ -329,21 +329,24 @@ def test_masks_of_dates_follow_threshold_and_growth(server, land):
     assert not (narrow & ~wide).any()
     strict, loose = (drawn(server, scene, "mask-0", threshold=at)[..., 3] > 0 for at in (0.95, 0.05))
     assert strict.sum() < loose.sum()
+    thick = drawn(server, scene, "mask-0", haze="keep")[..., 3] > 0
+    assert 0 < thick.sum() < hidden[0].sum()
     half = drawn(server, scene, "mask-0", factor="2")[..., 3] > 0
     assert half.shape == (64, 64)
     assert (half == hidden[0][1::2, 1::2]).all()
     assert server.client.get(f"/scenes/{scene}/layers/mask-9").status_code == 404
-    for wrong in ({"threshold": 1}, {"growth": 65}, {"growth": -1}):
+    for wrong in ({"threshold": 1}, {"growth": 65}, {"growth": -1}, {"haze": "some"}):
         assert server.client.get(f"/scenes/{scene}/layers/mask-0", params=wrong).status_code == 400
 
 
-def test_a_job_uses_threshold_and_growth(server, land):
+def test_a_job_uses_threshold_growth_and_haze(server, land):
     reports = [
-        server.wait(server.start(scene=land, reference="2022-07-10", mask_growth=growth, cloud_threshold=at)["jobID"])
-        for growth, at in ((0, 0.95), (12, 0.3))
+        server.wait(server.start(scene=land, reference="2022-07-10", **settings)["jobID"])
+        for settings in ({"mask_growth": 0, "cloud_threshold": 0.95}, {"haze": "keep"}, {"haze": "remove"})
     ]
-    few, many = (report["sader:report"]["pixels"]["reconstructed"] for report in reports)
-    assert few < many
+    strict, kept, removed = (report["sader:report"]["pixels"]["reconstructed"] for report in reports)
+    assert strict < removed
+    assert kept != removed  # the masks of all dates change, and with them the refined one
 
 
 def test_files_are_named_after_the_date_and_the_report_is_downloaded(server, finished):

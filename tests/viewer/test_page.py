@@ -128,6 +128,9 @@ def test_the_button_is_in_view_and_masks_can_be_drawn_over_every_date(browser, s
         page.fill("#growth", "20")
         page.keyboard.press("Tab")
         changed(page, over, slice(None))
+        over = drawn(page)
+        page.select_option("#haze", "keep")
+        changed(page, over, slice(None))
         page.locator("#overlays").get_by_text("None").click()
         assert np.abs(drawn(page) - plain).max() == 0
 

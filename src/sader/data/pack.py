@@ -22,6 +22,7 @@ import numpy as np
 
 from sader.bands import canonical
 from sader.data.batch import CLEAR, UNKNOWN
+from sader.data.labels import MOST_MASKED, is_label_file, label_file, read_labels
 from sader.data.public.dataset import PublicDataset
 from sader.data.public.images import check_counts, read_bands, read_counts
 from sader.data.radar import RADAR_BANDS, check_decibel, radar_counts, scale_sar
@@ -36,10 +37,10 @@ EUROSAT_BANDS = (*MSI[:8], *MSI[9:], "B8A")
 """Order of the bands in the GeoTIFFs of EuroSAT-MS, which carry no names: B8A is the last."""
 WINDOW = 1200
 """Large scenes become records of at most this many pixels a side."""
-MOST_MASKED = 0.05
-"""Masked share of a date above which its unmasked pixels are labelled unknown, not clear."""
 VALIDATION_STRIP, GAP = 300, 32
 """Columns at the east of a dated scene kept for validation, and unused columns between the two parts."""
+SPARE = "first"
+"""Name of the writer, and end of its shards, for the group that validates where no other does."""
 RADAR_END = "_s1"
 """End of the name of a file with Sentinel-1 beside a scene."""
 _DATE = re.compile(r"(20\d\d)-?([01]\d)-?([0-3]\d)")
@@ -82,15 +83,6 @@ def read_dn(
     return np.where(absent, 0, counts).astype(np.uint16), tuple(chosen), metres
 
 
-def read_label(path: Path, *, window: Any = None) -> np.ndarray:
-    """Return uint8 labels (H, W) of one GeoTIFF."""
-    rasterio = require("rasterio", extra="geo", purpose="reading GeoTIFF")
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", rasterio.errors.NotGeoreferencedWarning)
-        with rasterio.open(path) as file:
-            return file.read(1, window=window).astype(np.uint8)
-
-
 def _stack(
     paths: Sequence[Path], bands: Sequence[str] | None, **options: Any
 ) -> tuple[np.ndarray, tuple[str, ...], float | None]:
@@ -117,13 +109,12 @@ def read_places(
     if not places:
         raise DataError(f"no place_*/date_*.tif under {folder}; expected the CloudSEN12 layout. Try read_folder.")
     for place in places:
-        files = sorted(path for path in place.glob("date_*.tif") if not path.stem.endswith("_label"))
+        files = sorted(path for path in place.glob("date_*.tif") if not is_label_file(path))
         dn, names, _ = _stack(files, bands)
         labels = np.full((len(files), *dn.shape[2:]), UNKNOWN, np.uint8)
         for k, path in enumerate(files):
-            label_file = path.with_name(f"{path.stem}_label.tif")
-            if label_file.exists():
-                labels[k] = read_label(label_file)
+            if found := label_file(path):
+                labels[k] = read_labels(found, dn.shape[-2:])
         split = place.parent.name if place.parent.name in ("train", "val") else "train"
         record = SeriesRecord(dn, place.name, "cloudsen12", names, labels, level, 10.0, None, f"{split}/{place.name}")
         yield drop_repeats(record)
@@ -282,14 +273,15 @@ def read_folder(
     """Yield a user's own archive: the GeoTIFFs of each subfolder are the dates of one series, in the order of names.
 
     `NAME_s1.tif` beside `NAME.tif` holds Sentinel-1 (VV, VH in dB) on the same grid; all dates of a series have one, or
-    none. `NAME_label.tif` gives labels; otherwise `clear=True` declares every observed pixel clear and
-    `clear=False` leaves them unknown (such series serve as inputs, never as truth). Large scenes are cut into windows.
+    none. `NAME_label.tif` or the mask of another program (`labels.ENDINGS`) gives labels; otherwise `clear=True`
+    declares every observed pixel clear and `clear=False` leaves them unknown (such series serve as inputs, never as
+    truth). Large scenes are cut into windows.
     """
     rasterio = require("rasterio", extra="geo", purpose="reading GeoTIFF")
     folder = Path(folder)
     groups: dict[Path, list[Path]] = defaultdict(list)
     for path in sorted(folder.rglob("*")):
-        if path.suffix.lower() in (".tif", ".tiff") and not path.stem.endswith(("_label", RADAR_END)):
+        if path.suffix.lower() in (".tif", ".tiff") and not (is_label_file(path) or path.stem.endswith(RADAR_END)):
             groups[path.parent].append(path)
     if not groups:
         raise DataError(f"no GeoTIFF under {folder}; expected *.tif, one subfolder for each place.")
@@ -313,9 +305,8 @@ def read_folder(
                 labels = np.full((len(paths), *dn.shape[2:]), UNKNOWN, np.uint8)
                 observed = bool((dn > 0).any())
                 for k, path in enumerate(paths):
-                    label_file = path.with_name(f"{path.stem}_label.tif")
-                    if label_file.exists():
-                        labels[k] = read_label(label_file, window=options["window"])
+                    if beside := label_file(path):
+                        labels[k] = read_labels(beside, (height, width), window=options["window"])
                     elif clear:
                         labels[k][(dn[k] > 0).all(0)] = CLEAR
                 if radar := [path.with_name(f"{path.stem}{RADAR_END}.tif") for path in paths if _has_radar(paths)]:
@@ -385,6 +376,8 @@ class PackedSplit:
     files: tuple[Path, ...]
     records: int
     size: int
+    moved: str | None = None
+    """Group that validates only because no other does."""
 
 
 def pack_sources(
@@ -406,6 +399,7 @@ def pack_sources(
 
     A source is a path, or KIND:PATH with a kind of `READERS`. `split` "all" writes both, "train" or "val" one of them,
     "none" writes all records into `out` itself. `level` overrides the level of places, dated and folder sources.
+    With "all", where no group falls to validation, the first one with clear pixels does, if others are left to train.
     """
     if split not in ("all", "train", "val", "none"):
         raise ConfigError(f"unknown split {split}{did_you_mean(split, ('all', 'train', 'val', 'none'))}")
@@ -413,6 +407,8 @@ def pack_sources(
     if unknown:
         raise BandError(f"unknown band {unknown[0]}{did_you_mean(unknown[0], MSI)}")
     packed: dict[str, PackedSplit] = {}
+    groups: set[tuple[int, str]] = set()
+    spare: tuple[int, str] | None = None
     for number, source in enumerate(sources):
         kind, path = _parse(source)
         options: dict[str, Any] = {"bands": bands}
@@ -429,9 +425,16 @@ def pack_sources(
             if split in ("train", "val") and side != split:
                 continue
             where = "." if split == "none" else side
+            group = number, record.group
+            if split == "all" and side == "train" and spare is None and group not in groups and _has_truth(record):
+                spare = group
+            groups.add(group)
+            name = f"{number:02d}-{record.source}"
+            if group == spare:
+                where, name = SPARE, f"{name}-{SPARE}"
             if where not in writers:
                 used = eurosat_step if kind == "eurosat" and eurosat_step else step
-                writers[where] = ShardWriter(Path(out) / where, f"{number:02d}-{record.source}", step=used)
+                writers[where] = ShardWriter(Path(out) / ("train" if where == SPARE else where), name, step=used)
             writers[where].add(record)
             if progress:
                 progress(record)
@@ -443,7 +446,30 @@ def pack_sources(
             packed[where] = PackedSplit(files, before.records + writer.records, before.size + size)
     if not packed:
         raise DataError(f"nothing of {', '.join(map(str, sources))} belongs to split {split}. Try --split none.")
+    if spare is not None:
+        _assign_spare(packed, Path(out), spare[1])
     return packed
+
+
+def _has_truth(record: SeriesRecord) -> bool:
+    return record.labels is not None and bool((record.labels == CLEAR).any())
+
+
+def _assign_spare(packed: dict[str, PackedSplit], out: Path, group: str) -> None:
+    """Count the shards of the spare group to training, or move them to validation where no other group validates."""
+    spare = packed.pop(SPARE)
+    if "val" not in packed and "train" in packed:
+        files = tuple(out / "val" / file.name for file in spare.files)
+        files[0].parent.mkdir(exist_ok=True)
+        for old, new in zip(spare.files, files, strict=True):
+            old.replace(new)
+        packed["val"] = replace(spare, files=files, moved=group)
+        return
+    for file in spare.files:  # an earlier run with fewer places may have moved them
+        (out / "val" / file.name).unlink(missing_ok=True)
+    train = packed.get("train", PackedSplit((), 0, 0))
+    joined = PackedSplit((*train.files, *spare.files), train.records + spare.records, train.size + spare.size)
+    packed["train"] = joined
 
 
 def pack_dataset(

@@ -15,7 +15,7 @@ import sys
 import warnings
 from collections import Counter
 from collections.abc import Mapping
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from time import monotonic
 from typing import Any
@@ -147,10 +147,10 @@ def read_log(path: Path) -> list[tuple[int, str, float]]:
 
 
 class ProgressLine:
-    """One line on standard error with step, speed and the values last logged; rewritten in place on a terminal."""
+    """One line on standard error: step, samples, remaining time and the values last logged; rewritten on a terminal."""
 
-    def __init__(self, steps: int, start: int) -> None:
-        self.steps, self.start, self.begun = steps, start, monotonic()
+    def __init__(self, trainer: Trainer[Any]) -> None:
+        self.begun, self.start = monotonic(), trainer.progress
         self._shown = 0.0
 
     def show(self, trainer: Trainer[Any]) -> None:
@@ -159,11 +159,21 @@ class ProgressLine:
         if now - self._shown < (0.5 if terminal else 60) and not trainer.over:
             return
         self._shown = now
-        speed = (trainer.steps_done - self.start) / max(now - self.begun, 1e-9)
-        values = " ".join(f"{n} {trainer.latest[n]:.4g}" for n in ("loss", "lr_factor") if n in trainer.latest)
-        text = f"step {trainer.steps_done}/{self.steps} ({trainer.progress:.0%}), {speed:.2f} steps/s {values}"
+        text = self.text(trainer, now - self.begun)
         ending = "" if terminal and not trainer.over else "\n"
-        print(f"\r{text:<100s}" if terminal else text, end=ending, file=sys.stderr, flush=True)
+        print(f"\r{text:<110s}" if terminal else text, end=ending, file=sys.stderr, flush=True)
+
+    def text(self, trainer: Trainer[Any], seconds: float) -> str:
+        """Return the line after `seconds` of this process."""
+        config, done, share = trainer.config, trainer.steps_done, trainer.progress
+        batch = config.batch_size * config.accumulate
+        # A limit of time may end the run before its last step.
+        total = config.steps if config.max_seconds is None else min(config.steps, round(done / max(share, 1e-9)))
+        parts = [f"step {done:,} of {total:,} ({share:.0%})", f"{done * batch:,} of {total * batch:,} samples"]
+        if share > self.start:
+            parts.append(f"{timedelta(seconds=round(seconds * (1 - share) / (share - self.start)))} left")
+        loss = trainer.latest.get("loss")
+        return ", ".join(parts if loss is None else [*parts, f"loss {loss:.4g}"])
 
 
 # ---------------------------------------------------------------- card

@@ -177,7 +177,7 @@ def _run(process: Process, job: Job, run_dir: Path, resume: bool, progress: bool
     if trainer.over and process.main:  # the run was killed between its last checkpoint and the export
         job.export(trainer, path)
     log = Log(run_dir, start=trainer.steps_done) if process.main else None
-    line = ProgressLine(train.steps, trainer.steps_done) if process.main and progress else None
+    line = ProgressLine(trainer) if process.main and progress else None
     while not trainer.over:
         _step(trainer, job, run_dir, log, data)
         if line is not None:

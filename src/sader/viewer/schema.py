@@ -10,6 +10,7 @@ Path = Annotated[str, StringConstraints(min_length=1, max_length=1000)]
 SceneId = Annotated[str, StringConstraints(pattern=r"^[a-f0-9]{24}$")]
 JobName = Annotated[str, StringConstraints(pattern=r"^[0-9a-f-]{36}$")]
 Words = Annotated[str, StringConstraints(max_length=200)]
+Haze = Literal["remove", "keep"]
 
 
 class Strict(BaseModel):
@@ -53,6 +54,7 @@ class Square(BaseModel):
     job: JobName | None = None
     threshold: float = Field(0.5, gt=0, lt=1, description="Of a mask: probability that counts as cloud.")
     growth: int = Field(1, ge=0, le=64, description="Of a mask: pixels by which an estimate is widened.")
+    haze: Haze = Field("remove", description="Of a mask: whether thin cloud and haze hide a pixel.")
 
 
 class RemoveInputs(Reading):
@@ -73,6 +75,7 @@ class RemoveInputs(Reading):
         None, gt=0, lt=1, description="Probability that counts as cloud; default 0.5."
     )
     mask_growth: int | None = Field(None, ge=0, le=64, description="Pixels added to estimated masks; default 1.")
+    haze: Haze | None = Field(None, description="Thin cloud and haze in estimated masks; default remove.")
     model: Words | None = Field(None, description="One of the shipped weights; default: the server's.")
     steps: Annotated[str, StringConstraints(pattern=r"^([1-9]|[1-4]\d|50)(\+\d)?$")] | None = Field(
         None, description="Sampling steps, 4 or 4+1; default: the model's own."

@@ -366,9 +366,9 @@ function address(layer, combination) {
   };
 }
 
-// Threshold and growth of estimated masks; what is no number in their range leaves the default.
+// Settings of estimated masks; what is no number in their range leaves the default.
 function maskSettings() {
-  const found = {};
+  const found = { haze: $("haze").value };
   const [threshold, growth] = [Number($("threshold").value), Number($("growth").value || NaN)];
   if (threshold > 0 && threshold < 1) found.threshold = threshold;
   if (Number.isInteger(growth) && growth >= 0 && growth <= 64) found.growth = growth;
@@ -428,7 +428,7 @@ $("read-again").addEventListener("click", (event) => attempt(event.currentTarget
   await ask("PUT", `/scenes/${state.scene.id}/reading`, reading);
   await openScene(state.scene.id);
 }));
-for (const id of ["left", "right", "threshold", "growth"]) $(id).addEventListener("change", refresh);
+for (const id of ["left", "right", "threshold", "growth", "haze"]) $(id).addEventListener("change", refresh);
 for (const input of document.querySelectorAll("input[name=combination], input[name=overlay]")) input.addEventListener("change", refresh);
 $("zoom-in").addEventListener("click", () => map.zoom(1.5));
 $("zoom-out").addEventListener("click", () => map.zoom(1 / 1.5));
@@ -505,8 +505,8 @@ function resultName(found) {
 
 $("run").addEventListener("click", (event) => attempt(event.currentTarget, async () => {
   const inputs = { scene: state.scene.id, reference: $("reference").value, uncertainty: true, provenance: true, report: true, seed: Number($("seed").value || 0) };
-  const { threshold, growth } = maskSettings();
-  Object.assign(inputs, { cloud_threshold: threshold, mask_growth: growth });
+  const { threshold, growth, haze } = maskSettings();
+  Object.assign(inputs, { cloud_threshold: threshold, mask_growth: growth, haze });
   if ($("mask").value) inputs.mask = $("mask").value;
   if ($("steps").value.trim()) inputs.steps = $("steps").value.trim();
   const job = await ask("POST", "/processes/remove-clouds/execution", { inputs }, { Prefer: "respond-async" });

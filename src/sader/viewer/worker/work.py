@@ -47,8 +47,8 @@ class OpenScene:
     bands: tuple[str, ...]
     limits: dict[str, tuple[float, float]]
     shares: list[float] | None = None
-    masks: tuple[tuple[float, int], dict[str, NDArray[np.bool_]]] | None = None
-    """Threshold and growth of the masks last drawn, and name of a date -> mask (h, w) in the overview."""
+    masks: tuple[tuple[float, int, str], dict[str, NDArray[np.bool_]]] | None = None
+    """Settings of the masks last drawn, and name of a date -> mask (h, w) in the overview."""
 
 
 class SceneWork:
@@ -306,15 +306,15 @@ class SceneWork:
         return self._last[1:]
 
     def _mask(self, scene: OpenScene, source: DateSource, wanted: Square) -> NDArray[np.bool_]:
-        """Return the mask (h, w) of a date in the overview, with the threshold and growth of a request."""
+        """Return the mask (h, w) of a date in the overview, with the mask settings of a request."""
         from sader.inference.scene import Overview
 
-        key = wanted.threshold, wanted.growth
+        key = wanted.threshold, wanted.growth, wanted.haze
         if scene.masks is None or scene.masks[0] != key:
             stack, seen = self._overview(scene)
             growth = round(wanted.growth / overview_factor(*stack.grid.shape))
             loaded, _ = self._load(self.model, self.device)
-            remover = loaded.with_options(cloud_threshold=wanted.threshold, mask_growth=growth)
+            remover = loaded.with_options(cloud_threshold=wanted.threshold, mask_growth=growth, haze=wanted.haze)
             if remover is not loaded:  # masks of files stay as they are
                 first = Window(0, 0, 1, 1)
                 stated = [one.read_mask(first, grid=stack.grid) is not None for one in stack.sources]
