@@ -13,11 +13,12 @@ ARGS ?=
 WORKERS ?= logical
 
 .DELETE_ON_ERROR:
-.PHONY: help install demo serve docs test test-all lint format bench constraints audit clean distclean
+.PHONY: help install demo serve qgis docs test test-all lint format bench constraints audit clean distclean
 
 help:
 	@echo "make demo         remove the clouds of the built-in scene: clear.tif and before_after.png"
 	@echo "make serve        the same in your browser: a local page to look, compare and download"
+	@echo "make qgis         the plugin of QGIS as a ZIP file in dist/"
 	@echo "make test         run the tests, one worker per core (ARGS=... goes to pytest, for example ARGS=tests/model)"
 	@echo "make test-all     the same with the slow ones"
 	@echo "make docs         build the documents into site/, any warning is an error"
@@ -34,6 +35,9 @@ demo: $(VENV)/.installed-demo
 
 serve: $(VENV)/.installed-serve
 	$(BIN)/sader serve $(ARGS)
+
+qgis:
+	$(PYTHON) tools/qgis_plugin.py dist
 
 docs: $(VENV)/.installed-dev
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict $(ARGS)

@@ -102,7 +102,7 @@ def test_a_log_gets_lines_instead_of_a_bar(monkeypatch):
 
     clock, said = [0.0], []
     monkeypatch.setattr(commands.time, "monotonic", lambda: clock[0])
-    lines = commands.ProgressLines(said.append, every=60)
+    lines = commands.ProgressLines(said.append)
     for done, seconds in ((10, 5), (11, 30), (12, 65), (13, 70), (70, 3665), (100, 5000)):
         clock[0] = seconds
         lines(done, 100)
@@ -114,13 +114,18 @@ def test_a_log_gets_lines_instead_of_a_bar(monkeypatch):
 
 
 def test_the_command_uses_lines_in_a_log(tmp_path, remove, write_date, monkeypatch):
-    from sader.cli import remove as commands
-
-    monkeypatch.setattr(commands, "LOG_EVERY", 0.0)
+    monkeypatch.setenv("SADER_LOG_SECONDS", "0")
     status, _, err = remove(write_date(tmp_path / "a.tif", 0), "-o", tmp_path / "c.tif", "--no-item", "--tile", 48)
     assert status == 0, err
     assert "removing clouds: 2 of " in err
     assert "note: tiles of 48 pixels contain too little context" in err
+
+
+def test_an_interval_that_is_no_number_is_refused(tmp_path, remove, write_date, monkeypatch):
+    monkeypatch.setenv("SADER_LOG_SECONDS", "often")
+    status, _, err = remove(write_date(tmp_path / "a.tif", 0), "-o", tmp_path / "c.tif")
+    assert status == 2
+    assert "SADER_LOG_SECONDS is 'often'; expected seconds" in err
 
 
 def test_the_weights_of_a_run_go_by_its_name(tmp_path, remove, write_date, tiny_file):

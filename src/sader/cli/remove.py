@@ -1,6 +1,7 @@
 """`sader remove`, `sader series` and `sader mask`: parse the command line, call one function, print its report."""
 
 import json
+import os
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -11,10 +12,10 @@ from typing import Annotated, Any
 import typer
 
 from sader.cli.options import TILES, WRITING, AsJson, Device, option, reading_options, run_options, takes, tile_options
-from sader.errors import printable
+from sader.errors import ConfigError, printable
 
 LOG_EVERY = 60.0
-"""Seconds between lines about progress where there is no terminal for a bar."""
+"""Seconds between lines about progress where there is no terminal for a bar; SADER_LOG_SECONDS overrides them."""
 
 app = typer.Typer()
 
@@ -143,20 +144,21 @@ def _print(report: Any, as_json: bool, show: Callable[[Any], None]) -> None:
         print(json.dumps(report.as_dict(), indent=2))
     else:
         show(report)
+        for path in report.files:
+            print(f"wrote {printable(path)}")
+    sys.stdout.flush()
 
 
 class ProgressLines:
-    """Progress for a log: one line a minute."""
+    """Progress for a log: one line a minute, or as often as SADER_LOG_SECONDS states."""
 
-    def __init__(
-        self, say: Callable[[str], None], work: str = "removing clouds", *, every: float | None = None
-    ) -> None:
-        self._work, self._say, self._every = work, say, LOG_EVERY if every is None else every
+    def __init__(self, say: Callable[[str], None], work: str = "removing clouds") -> None:
+        self._work, self._say, self._every = work, say, _log_interval()
         self._began = self._last = time.monotonic()
         self._before: int | None = None
 
     def __call__(self, done: int, total: int) -> None:
-        """Print a line if the last one is a minute old; tiles that are done at the first call do not count as speed."""
+        """Print a line if the last one is old enough; tiles that are done at the first call do not count as speed."""
         now = time.monotonic()
         if self._before is None:
             self._before, self._began = done, now
@@ -171,8 +173,16 @@ class ProgressLines:
         self._say(text)
 
 
+def _log_interval() -> float:
+    given = os.environ.get("SADER_LOG_SECONDS", "")
+    try:
+        return float(given) if given else LOG_EVERY
+    except ValueError as error:
+        raise ConfigError(f"the variable SADER_LOG_SECONDS is {given!r}; expected seconds, such as 60.") from error
+
+
 def print_report(report: Any) -> None:
-    """Print the report in a few lines."""
+    """Print what was cleaned and how."""
     total = max(1, sum(report.pixels.values()))
     share = {name: number / total for name, number in report.pixels.items()}
     cleaned = f"cleaned {printable(report.reference)}" if report.reference else "a new image"
@@ -183,27 +193,18 @@ def print_report(report: Any) -> None:
         f"{share.get('nodata', 0):.1%} without data; "
         f"{report.seconds:.1f} s"
     )
-    for path in report.files:
-        print(f"wrote {printable(path)}")
-    sys.stdout.flush()
 
 
 def print_series(report: Any) -> None:
-    """Print one line for each date, then the files of the whole series."""
+    """Print one line for each date."""
     for scene in report.scenes:
         total = max(1, sum(scene.pixels.values()))
         rebuilt = scene.pixels.get("reconstructed", 0) / total
         print(f"{printable(scene.reference)}: {rebuilt:.1%} reconstructed, {printable(scene.output)}")
-    for path in report.files:
-        print(f"wrote {printable(path)}")
     print(f"{len(report.scenes)} dates in {report.seconds:.1f} s")
-    sys.stdout.flush()
 
 
 def print_masks(report: Any) -> None:
-    """Print the share of each class for each date, then the files."""
+    """Print the share of each class for each date."""
     for name, shares in zip(report.dates, report.shares, strict=True):
         print(f"{printable(name)}: {', '.join(f'{share:.1%} {one}' for one, share in shares.items())}")
-    for path in report.files:
-        print(f"wrote {printable(path)}")
-    sys.stdout.flush()
