@@ -5,8 +5,8 @@ Run: python benchmarks/complexity.py   (the paper states 27.10 M and 346.56 GMAC
 
 from __future__ import annotations
 
-from sader.evaluation.description import describe
-from sader.presets import PRESETS
+from sader.evaluation.costs import describe
+from sader.models import PRESETS
 
 
 def main() -> None:

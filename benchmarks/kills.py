@@ -37,8 +37,7 @@ from sader.geo.remove import RemoveRequest, run_remove
 from sader.geo.scene.options import SceneOptions
 from sader.geo.series import run_series
 from sader.inference.remover import CloudRemover, RemoverOptions
-from sader.models import build_model
-from sader.presets import get_preset
+from sader.models import build_model, get_preset
 from sader.training.record import read_log
 from sader.training.run import run_training
 

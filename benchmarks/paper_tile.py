@@ -31,8 +31,7 @@ from sader.inference.tiling import Window
 from sader.method.diffusion import Denoiser
 from sader.method.guides import make_guide
 from sader.model.mtcdn import MTCDN
-from sader.models import build_model
-from sader.presets import ModelConfig, get_preset
+from sader.models import ModelConfig, build_model, get_preset
 
 STEPS, RESAMPLINGS, DATES = 4, 1, 3
 TINY = {"widths": (16, 16, 32), "blocks": (1, 1, 1), "fusion_width": 16, "key_width": 16, "emb_width": 32}

@@ -19,8 +19,7 @@ import torch
 from sader.bands import BANDS_13
 from sader.checkpoint import Checkpoint
 from sader.inference.onnx import TileGraph, example_inputs, load_any, make_graph
-from sader.models import build_model
-from sader.presets import get_preset
+from sader.models import build_model, get_preset
 
 WHY = {
     "dates": "encoder, cloud head and matching run per date; backbone, decoder, joint fit and blend once",

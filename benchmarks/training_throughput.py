@@ -25,9 +25,8 @@ from sader.data.bank import SeriesBank, SeriesMaker
 from sader.data.batch import SeriesBatch
 from sader.data.plan import MakerSettings
 from sader.data.shards import SeriesRecord, write_shard
-from sader.evaluation.reproduce.tiny import tiny_overrides
-from sader.models import BASELINES, build_model
-from sader.presets import ModelConfig, get_preset
+from sader.evaluation.reproduce.setting import tiny_overrides
+from sader.models import BASELINES, ModelConfig, build_model, get_preset
 from sader.training.config import TrainConfig, resolve
 from sader.training.objective import Objective
 from sader.training.optim import Muon, make_optimizers

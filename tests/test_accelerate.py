@@ -17,8 +17,7 @@ from sader.inference.noise import NoiseField
 from sader.inference.remover import CloudRemover, RemoverOptions
 from sader.inference.tile import SaderTile
 from sader.inference.tiling import Window
-from sader.models import build_model
-from sader.presets import get_preset
+from sader.models import build_model, get_preset
 
 SMALL = {"widths": (16, 16, 32), "blocks": (1, 1, 1), "fusion_width": 16, "key_width": 16, "emb_width": 32}
 

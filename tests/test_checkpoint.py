@@ -21,8 +21,7 @@ from sader.config import to_dict
 from sader.errors import CheckpointError, ConfigError, OutputError
 from sader.files import write_atomically
 from sader.method.diffusion import Denoiser
-from sader.models import build_model
-from sader.presets import ModelConfig, get_preset
+from sader.models import ModelConfig, build_model, get_preset
 
 
 @pytest.fixture(scope="module")

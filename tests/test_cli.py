@@ -109,7 +109,7 @@ def test_an_interrupted_command_exits_130(capsys, monkeypatch):
     def interrupted(*_: object, **__: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("sader.evaluation.description.describe", interrupted)
+    monkeypatch.setattr("sader.evaluation.costs.describe", interrupted)
     code, _, err = called(capsys, "info", "small")
     assert code == 130
     assert "Traceback" not in err
@@ -361,8 +361,7 @@ def tiny_checkpoint(tmp_path_factory):
     import torch
 
     from sader.checkpoint import save_checkpoint
-    from sader.models import build_model
-    from sader.presets import get_preset
+    from sader.models import build_model, get_preset
 
     network = {
         "widths": (16, 16),

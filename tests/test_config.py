@@ -10,7 +10,7 @@ import pytest
 
 from sader.config import from_dict, merge, parse_override, to_dict
 from sader.errors import ConfigError
-from sader.presets import PRESETS, ModelConfig, get_preset
+from sader.models import PRESETS, ModelConfig, get_preset
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from sader.errors import ConfigError
 from sader.method.diffusion import Denoiser, DiffusionConfig, MeanReverting
-from sader.presets import get_preset
+from sader.models import get_preset
 
 # sigma, s, c_in, c_skip, c_out, weight, c_noise: computed by hand from docs/method.md#preconditioning (T = 3).
 TABLE = {

@@ -29,8 +29,7 @@ from sader.inference.onnx import (
 )
 from sader.inference.remover import CloudRemover, RemoverOptions, default_backend
 from sader.inference.tiling import Window
-from sader.models import build_model
-from sader.presets import get_preset
+from sader.models import build_model, get_preset
 
 pytest.importorskip("onnx")
 pytest.importorskip("onnxruntime")

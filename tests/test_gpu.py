@@ -11,8 +11,7 @@ import torch
 from sader.checkpoint import Checkpoint
 from sader.data.synthetic.scene import make_series
 from sader.inference.remover import CloudRemover, RemoverOptions
-from sader.models import build_model
-from sader.presets import get_preset
+from sader.models import build_model, get_preset
 
 pytestmark = pytest.mark.gpu
 

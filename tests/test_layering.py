@@ -24,7 +24,7 @@ RANKS: tuple[tuple[str, ...], ...] = (
     ("method",),
     ("data",),
     ("baselines",),
-    ("presets", "checkpoint", "models"),
+    ("models", "checkpoint"),
     ("inference",),
     ("figures",),
     ("geo",),
@@ -96,7 +96,7 @@ def test_model_and_method_import_the_core_only(module, path):
 
 
 def test_optional_packages_are_never_imported_at_the_top():
-    homes = {"figures.picture": {"PIL"}, "figures.series": {"PIL"}}
+    homes = {"figures.picture": {"PIL"}}
     for module, path in modules():
         if module.startswith(("training", "viewer.")):  # Lightning's and FastAPI's own folders
             continue

@@ -12,7 +12,7 @@ from sader.data.synthetic.scene import make_series
 from sader.errors import ConfigError
 from sader.inference.masks import BESIDE_NODATA, cloud_remnants, grown, used_mask
 from sader.inference.remover import CloudRemover
-from sader.model.mask_network import HIDDEN_CLASSES, MASK_CLASSES
+from sader.model.heads import HIDDEN_CLASSES, MASK_CLASSES
 
 SIZE = 40
 SIX = (*BANDS_RGBN, "B11", "B12")

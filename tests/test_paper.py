@@ -14,7 +14,7 @@ from sader.evaluation.reproduce.plans import TABLES
 from sader.method.diffusion import generator_noise, karras_sigmas, sample
 from sader.method.guides import LearnedGuide, make_guide
 from sader.model.masked_autoencoder import MaskedAutoencoderConfig
-from sader.presets import get_preset
+from sader.models import get_preset
 from sader.training.config import PAPER_TRAINING, in_steps, resolve
 from sader.training.optim import rate_factor, schedule_progress
 

@@ -20,8 +20,7 @@ from sader.checkpoint import Checkpoint, save_checkpoint
 from sader.errors import BandError, CheckpointError, ConfigError, SaderError, ShapeError, ValueRangeError
 from sader.inference.inputs import parse_steps, prepare_series
 from sader.inference.remover import CloudRemover, RemoverOptions
-from sader.models import build_model
-from sader.presets import ModelConfig, get_preset
+from sader.models import ModelConfig, build_model, get_preset
 
 TINY = {"widths": (16, 32), "blocks": (1, 1), "fusion_width": 16, "key_width": 8, "emb_width": 16, "kernel": 3}
 TILES = RemoverOptions(tile=16, overlap=8)

@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 from sader.checkpoint import Checkpoint
 from sader.cli.main import app
 from sader.errors import ConfigError, ShapeError
-from sader.evaluation.reproduce.tiny import tiny_overrides
+from sader.evaluation.reproduce.setting import tiny_overrides
 from sader.inference.remover import CloudRemover, RemoverOptions
 from sader.inference.tiling import Window
 from sader.method.diffusion import generator_noise, karras_sigmas, sample
@@ -29,8 +29,7 @@ from sader.method.resampling import (
     top_fraction,
 )
 from sader.model.blocks import to_model_range
-from sader.models import build_model
-from sader.presets import get_preset
+from sader.models import build_model, get_preset
 from sader.training.config import resolve
 
 SETTINGS = [

@@ -16,7 +16,7 @@ _WHERE = {
     "remove_files": "sader.geo.remove",
     "clean_series": "sader.geo.series",
     "classify_files": "sader.geo.classes",
-    "classify_xarray": "sader.geo.xarray.classes",
+    "classify_xarray": "sader.geo.classes",
     "remove_xarray": "sader.geo.xarray.lazy",
     "MTCDN": "sader.model.mtcdn",
     "MTCDNConfig": "sader.model.mtcdn",
@@ -27,7 +27,7 @@ _WHERE = {
     "sample": "sader.method.diffusion",
     "karras_sigmas": "sader.method.diffusion",
     "evaluate": "sader.method.metrics",
-    "get_preset": "sader.presets",
+    "get_preset": "sader.models",
     "load_checkpoint": "sader.checkpoint",
     "save_checkpoint": "sader.checkpoint",
     "SaderError": "sader.errors",
@@ -72,10 +72,9 @@ def __dir__() -> list[str]:
 if TYPE_CHECKING:
     from sader.checkpoint import load_checkpoint, save_checkpoint
     from sader.errors import SaderError
-    from sader.geo.classes import classify_files
+    from sader.geo.classes import classify_files, classify_xarray
     from sader.geo.remove import remove_files
     from sader.geo.series import clean_series
-    from sader.geo.xarray.classes import classify_xarray
     from sader.geo.xarray.lazy import remove_xarray
     from sader.inference.remover import CloudRemover, RemoverOptions
     from sader.method.diffusion import Denoiser, DiffusionConfig, karras_sigmas, sample
@@ -83,4 +82,4 @@ if TYPE_CHECKING:
     from sader.method.metrics import evaluate
     from sader.method.resampling import Resampler
     from sader.model.mtcdn import MTCDN, MTCDNConfig
-    from sader.presets import get_preset
+    from sader.models import get_preset

@@ -28,7 +28,7 @@ from sader.geo.read.raster import write_geotiff
 from sader.inference.inputs import parse_steps
 from sader.inference.remover import DEFAULT_MODEL, CloudRemover, RemoverOptions
 from sader.method.metrics import evaluate
-from sader.presets import PRESETS, ModelConfig
+from sader.models import PRESETS, ModelConfig
 
 FALLBACK_PRESET = "small"
 # The scene fits into one tile, so that no overlap is computed twice.

@@ -16,8 +16,7 @@ from sader.data.public.registry import DATASETS, open_dataset
 from sader.errors import BandError, DataError
 from sader.evaluation.reproduce import published as paper
 from sader.evaluation.reproduce.run import run_reproduce
-from sader.evaluation.reproduce.setting import ReproduceRequest
-from sader.evaluation.reproduce.tiny import write_data
+from sader.evaluation.reproduce.setting import ReproduceRequest, write_data
 
 rasterio = pytest.importorskip("rasterio")
 

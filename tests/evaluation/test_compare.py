@@ -17,9 +17,8 @@ from sader.cli.main import app, main
 from sader.data.items import Item, clean_this_date, paper_task
 from sader.data.shards import SeriesRecord, write_shard
 from sader.errors import BandError, ConfigError, DataError
-from sader.evaluation.costs import model_cost, peak_memory
+from sader.evaluation.costs import describe, model_cost, peak_memory
 from sader.evaluation.data import DataRequest
-from sader.evaluation.description import describe
 from sader.evaluation.evaluate import (
     EvaluationRequest,
     cost_of,
@@ -31,13 +30,12 @@ from sader.evaluation.evaluate import (
 )
 from sader.evaluation.figures import Point, choose_examples, draw_pareto, pareto_front
 from sader.evaluation.methods import RemoverMethod
-from sader.evaluation.results import load, merge, save
-from sader.evaluation.scoring import Row, regions, score, score_items
+from sader.evaluation.scoring import Row, load, merge, regions, save, score, score_items
 from sader.evaluation.statistics import compare_rows, holm, permutation, wilcoxon
 from sader.inference.remover import RemoverOptions
 from sader.method.guides import save_guide
 from sader.model.masked_autoencoder import MaskedAutoencoder, MaskedAutoencoderConfig
-from sader.presets import get_preset
+from sader.models import get_preset
 
 RGBN = ("B02", "B03", "B04", "B08")
 
@@ -169,7 +167,7 @@ def test_region_scores_are_those_of_the_region_alone():
 
 
 def test_costs_are_those_of_sader_info_and_grow_with_steps(tmp_path: Path):
-    from sader.evaluation.reproduce.tiny import tiny_overrides
+    from sader.evaluation.reproduce.setting import tiny_overrides
     from sader.models import build_model
     from sader.training.config import resolve
 

@@ -28,12 +28,11 @@ from sader.evaluation.methods import (
     make_method,
 )
 from sader.evaluation.report import Report, extreme_items, markdown, print_summary, write_panels, write_report
-from sader.evaluation.results import Results
-from sader.evaluation.scoring import Row, score, score_items
+from sader.evaluation.scoring import Results, Row, score, score_items
 from sader.evaluation.statistics import bootstrap, summarise
 from sader.inference.remover import CloudRemover, Removal, RemoverOptions
 from sader.method.metrics import PSNR_CEILING
-from sader.model.mask_network import MASK_CLASSES
+from sader.model.heads import MASK_CLASSES
 
 RGBN = ("B02", "B03", "B04", "B08")
 FAST = ("psnr", "psnr_unbiased", "sharpness")

@@ -20,12 +20,10 @@ from sader.cli.main import main
 from sader.data.shards import count_records, fingerprint, read_shards
 from sader.errors import BandError, ConfigError, DataError, SaderError
 from sader.evaluation.reproduce import published as paper
-from sader.evaluation.reproduce.dry_run import dry_run
 from sader.evaluation.reproduce.plans import COMPLEXITY, HERE, LOSS_MASKS, TABLES, get_tables
-from sader.evaluation.reproduce.run import find_settings, list_plans, run_reproduce, run_row
-from sader.evaluation.reproduce.setting import EUROSAT, ReproduceRequest, digest
+from sader.evaluation.reproduce.run import dry_run, find_settings, list_plans, run_reproduce, run_row
+from sader.evaluation.reproduce.setting import EUROSAT, ReproduceRequest, digest, write_data
 from sader.evaluation.reproduce.tables import improvement, row_folder
-from sader.evaluation.reproduce.tiny import write_data
 from sader.evaluation.reproduce.training import (
     guide_changes,
     guide_shards,
@@ -34,7 +32,7 @@ from sader.evaluation.reproduce.training import (
     run_overrides,
     training_shards,
 )
-from sader.evaluation.results import load
+from sader.evaluation.scoring import load
 from sader.method.losses import CloudAwareLoss
 from sader.models import build_baseline
 from sader.training.config import resolve, with_steps

@@ -131,8 +131,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     import torch
 
     from sader.checkpoint import save_checkpoint
-    from sader.models import build_model
-    from sader.presets import get_preset
+    from sader.models import build_model, get_preset
 
     network = {"widths": (16, 32), "blocks": (1, 1), "fusion_width": 16, "key_width": 8, "emb_width": 16, "kernel": 3,
                "cloud_widths": (8,), "refinement_widths": (8,)}  # fmt: skip

@@ -294,8 +294,7 @@ def tiny() -> Any:
 
     from sader.checkpoint import Checkpoint
     from sader.inference.remover import CloudRemover, RemoverOptions
-    from sader.models import build_model
-    from sader.presets import get_preset
+    from sader.models import build_model, get_preset
 
     network = {
         "widths": (16, 32), "blocks": (1, 1), "fusion_width": 16, "key_width": 8, "emb_width": 16, "kernel": 3,

@@ -19,7 +19,7 @@ from sader.geo.remove import open_files
 from sader.geo.scene.options import SceneOptions
 from sader.geo.scene.run import scene_remover
 from sader.inference.tiling import Window
-from sader.model.mask_network import MASK_CLASSES
+from sader.model.heads import MASK_CLASSES
 
 rasterio = pytest.importorskip("rasterio")
 pystac = pytest.importorskip("pystac")

@@ -26,8 +26,7 @@ from numpy.typing import NDArray
 from sader.checkpoint import Checkpoint
 from sader.errors import ConfigError, DataError, OutputError, ValueRangeError
 from sader.inference.remover import CloudRemover, RemoverOptions
-from sader.models import build_model
-from sader.presets import ModelConfig, get_preset
+from sader.models import ModelConfig, build_model, get_preset
 
 xr = pytest.importorskip("xarray")
 dask = pytest.importorskip("dask")

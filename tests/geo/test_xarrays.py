@@ -15,8 +15,7 @@ from sader.geo.xarray.cube import cube_scene, mask_data, open_cube
 from sader.geo.xarray.lazy import remove_xarray
 from sader.inference.remover import CloudRemover, RemoverOptions
 from sader.inference.scene_match import find_reference
-from sader.models import build_model
-from sader.presets import get_preset
+from sader.models import build_model, get_preset
 
 xr = pytest.importorskip("xarray")
 

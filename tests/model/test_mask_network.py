@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from sader.model.mask_network import (
+from sader.model.heads import (
     HIDDEN_CLASSES,
     MASK_BANDS,
     MASK_CLASSES,

@@ -9,8 +9,7 @@ from torch import Tensor
 from sader.inference.remover import CloudRemover
 from sader.model.heads import MaskRefinement, not_clear
 from sader.model.mtcdn import MTCDN, with_anchor
-from sader.models import build_model
-from sader.presets import small
+from sader.models import build_model, small
 
 SIDE, BANDS = 32, 4
 

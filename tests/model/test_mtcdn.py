@@ -18,7 +18,7 @@ from sader.evaluation.costs import count_macs, count_parameters, on_meta
 from sader.method.diffusion import Denoiser, DiffusionConfig, generator_noise, karras_sigmas, sample
 from sader.model.blocks import reflect_pad
 from sader.model.mtcdn import MTCDN, Condition, MTCDNConfig
-from sader.presets import get_preset
+from sader.models import get_preset
 
 PAPER = MTCDNConfig(
     widths=(16, 32),

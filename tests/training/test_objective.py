@@ -9,8 +9,7 @@ import torch
 
 from sader.data.batch import SeriesBatch
 from sader.model.mtcdn import MTCDNConfig
-from sader.models import build_model
-from sader.presets import ModelConfig, small
+from sader.models import ModelConfig, build_model, small
 from sader.training.objective import Objective, ObjectiveConfig, spatial_error, texture_error
 
 SIDE = 32

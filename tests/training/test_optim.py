@@ -8,8 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from sader.models import build_model
-from sader.presets import PRESETS
+from sader.models import PRESETS, build_model
 from sader.training.config import TrainConfig
 from sader.training.optim import (
     Muon,

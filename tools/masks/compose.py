@@ -22,7 +22,7 @@ from torch import Tensor
 
 from sader.data.clouds import CloudSettings, Draws, Grid, apply_clouds, cloud_fields
 from sader.data.pseudo_dates import pseudo_dates
-from sader.model.mask_network import MASK_BANDS
+from sader.model.heads import MASK_BANDS
 
 LAND, THICK, THIN, SHADOW, WATER, SNOW, CLEAR, HIDDEN, NOT_THICK, UNKNOWN = 0, 1, 2, 3, 4, 5, 6, 7, 8, 255
 SOURCE_WEIGHTS = {

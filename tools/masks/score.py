@@ -25,7 +25,7 @@ from sader.data.cloud_rules import estimate_cloud_mask
 from sader.data.items import Item, clean_this_date
 from sader.data.shards import SeriesRecord, read_shards
 from sader.inference.masks import used_mask
-from sader.model.mask_network import MaskNetwork, MaskNetworkConfig, band_sources, hidden_probability
+from sader.model.heads import MaskNetwork, MaskNetworkConfig, band_sources, hidden_probability
 
 Masks = Callable[[Item], dict[str, np.ndarray]]
 """(Item) -> masks bool (T, H, W) by the name of the method or setting."""

@@ -42,7 +42,7 @@ from compose import (
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-from sader.model.mask_network import HIDDEN_CLASSES, MASK_BANDS, MASK_CLASSES, MaskNetwork, MaskNetworkConfig
+from sader.model.heads import HIDDEN_CLASSES, MASK_BANDS, MASK_CLASSES, MaskNetwork, MaskNetworkConfig
 
 HIDDEN_LABELS, CLEAR_LABELS = (THICK, THIN, SHADOW, HIDDEN), (LAND, WATER, SNOW, CLEAR)
 LABEL_WEIGHTS = {LAND: 1.0, THICK: 1.0, THIN: 1.5, SHADOW: 1.8, WATER: 1.5, SNOW: 1.5, CLEAR: 1.0, HIDDEN: 1.0}

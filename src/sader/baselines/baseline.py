@@ -73,7 +73,7 @@ class BaselineConfig:
 
 @dataclass(frozen=True)
 class BaselineModelConfig:
-    """Everything needed to rebuild a baseline; stored in its checkpoint, as `presets.ModelConfig` is for SADER."""
+    """Everything needed to rebuild a baseline; stored in its checkpoint, as `models.ModelConfig` is for SADER."""
 
     system: str
     """Name in `models.BASELINES`."""

@@ -209,7 +209,7 @@ def reproduce(
         draws=draws, limit=limit, lpips=lpips, examples=examples, seed=seed,
     )  # fmt: skip
     if dry_run:
-        from sader.evaluation.reproduce.dry_run import dry_run as settings_of
+        from sader.evaluation.reproduce.run import dry_run as settings_of
 
         for text in settings_of(request):
             print(text)

@@ -16,7 +16,7 @@ import typer
 from typer.core import TyperGroup, TyperOption
 
 from sader._version import __version__
-from sader.cli import data, evaluate, remove, serve, tools, train
+from sader.cli import data, evaluate, remove, tools, train
 from sader.cli.options import AsJson, Model, Seed, Steps
 from sader.errors import SaderError, printable
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from sader.demo import DemoReport
-    from sader.evaluation.description import ModelDescription, ModelEntry
+    from sader.evaluation.costs import ModelDescription, ModelEntry
 
 
 class PlainFlags(TyperGroup):
@@ -148,7 +148,7 @@ def info(
     as_json: AsJson = False,
 ) -> None:
     """List the models, or print the cost, the bands and the training data of one."""
-    from sader.evaluation.description import describe, list_models
+    from sader.evaluation.costs import describe, list_models
 
     if model is None:
         entries = list_models(baselines=every)
@@ -193,7 +193,7 @@ def _print_model(details: ModelDescription) -> None:
     Console().print(table, highlight=False)
 
 
-for part in (remove, train, evaluate, tools, serve):
+for part in (remove, train, evaluate, tools):
     app.add_typer(part.app)
 app.add_typer(data.app, name="data", cls=PlainFlags)
 

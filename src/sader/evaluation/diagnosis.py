@@ -17,7 +17,7 @@ from sader.data.items import Item, observed
 from sader.data.shards import SeriesRecord
 from sader.errors import DataError
 from sader.inference.remover import CloudRemover
-from sader.model.mask_network import HIDDEN_CLASSES
+from sader.model.heads import HIDDEN_CLASSES
 
 
 @dataclass(frozen=True)

@@ -25,8 +25,7 @@ from sader.evaluation.diagnosis import CalibrationSum, evaluate_masks
 from sader.evaluation.figures import choose_examples, cropped, example_of
 from sader.evaluation.methods import MASKS, STANDARD, RemoverMethod, classical_methods, controls, make_method
 from sader.evaluation.report import Report, write_panels, write_report
-from sader.evaluation.results import Results
-from sader.evaluation.scoring import DEFAULT_METRICS, Method, Progress, score_items
+from sader.evaluation.scoring import DEFAULT_METRICS, Method, Progress, Results, score_items
 from sader.evaluation.statistics import compare_rows, summarise
 from sader.inference.remover import RemoverOptions
 

@@ -16,8 +16,7 @@ from sader.data.public.registry import DatasetItems
 from sader.errors import OutputError
 from sader.evaluation.figures import Point, draw_gallery, draw_pareto, pareto_front
 from sader.evaluation.methods import CONTROL, RemoverMethod
-from sader.evaluation.results import Results
-from sader.evaluation.scoring import LOWER_IS_BETTER, REGION_METRICS, REGIONS, Method, Row
+from sader.evaluation.scoring import LOWER_IS_BETTER, REGION_METRICS, REGIONS, Method, Results, Row
 from sader.evaluation.statistics import Comparison, Interval, Summary, plain
 
 CASE = "T = 3, 256x256"

@@ -339,7 +339,7 @@ def choose_model(sources: Sequence[DateSource], bands: Sequence[str] | None, not
 
 def load_remover(model: str | None, device: str | None = None) -> tuple[CloudRemover, str]:
     """Return the remover of a name, a file or a preset, which is untrained, and its name in results."""
-    from sader.presets import PRESETS
+    from sader.models import PRESETS
 
     name = model or DEFAULT_MODEL
     if device is not None:

@@ -201,7 +201,7 @@ class Series:
     ) -> SeriesReport:
         """Clean all dates and write the files of the whole series."""
         started = time.perf_counter()
-        from sader.geo.curves import animate, find_pixels, write_points
+        from sader.geo.scene.report import animate, find_pixels, write_points
 
         pixels = find_pixels(points, self.stack)
         options = replace(self.options, provenance=self.options.provenance or bool(pixels))
@@ -237,7 +237,7 @@ class Series:
     def _stored(self, jobs: Sequence[str]) -> list[tuple[int, SceneReport]] | None:
         """Return what a complete Zarr store of the same jobs holds; refuse any other, unless it may be replaced."""
         require("zarr", extra="cluster", purpose="writing Zarr")
-        from sader.geo.xarray.dates import find_dates
+        from sader.geo.xarray.zarr import find_dates
 
         done = find_dates(self.out, jobs)
         if done is None and self.out.exists() and not self.options.overwrite:
@@ -247,7 +247,7 @@ class Series:
     def _join(self, done: Sequence[tuple[int, SceneReport]], jobs: Sequence[str]) -> Path:
         """Write the collection, or the Zarr store, whose GeoTIFFs are then removed; return its path."""
         if self.is_zarr:
-            from sader.geo.xarray.dates import find_dates, write_dates
+            from sader.geo.xarray.zarr import find_dates, write_dates
 
             if find_dates(self.out, jobs) is None:
                 write_dates(self.out, self.stack, done, jobs=jobs)

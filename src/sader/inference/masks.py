@@ -22,7 +22,7 @@ from sader.checkpoint import WEIGHTS_DIR, verified
 from sader.errors import ConfigError
 from sader.model.blocks import is_exporting, to_model_range
 from sader.model.composite import is_date
-from sader.model.mask_network import MaskNetwork, MaskNetworkConfig, band_sources, hidden_probability
+from sader.model.heads import MaskNetwork, MaskNetworkConfig, band_sources, hidden_probability
 from sader.model.mtcdn import MTCDN
 
 if TYPE_CHECKING:
@@ -79,7 +79,7 @@ class TileMasks(nn.Module):
         self.sources = [-1 if source is None else source for source in band_sources(bands)]
 
     def class_scores(self, inputs: TileInputs) -> Tensor:
-        """Return the scores (B, T, 6, H, W) of `mask_network.MASK_CLASSES`; sizes are multiples of 32."""
+        """Return the scores (B, T, 6, H, W) of `heads.MASK_CLASSES`; sizes are multiples of 32."""
         # Slices, because an index from the host cannot be captured in a CUDA graph.
         images = torch.stack([inputs.cloudy[:, :, max(source, 0)] for source in self.sources], dim=2)
         absent = torch.zeros_like(inputs.band_present[:, 0])

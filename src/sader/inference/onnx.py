@@ -28,10 +28,9 @@ from sader.inference.inputs import TileInputs
 from sader.inference.noise import NoiseOf
 from sader.inference.tile import SaderTile, TileOutput, TileSettings
 from sader.method.diffusion import Denoiser
-from sader.model.mask_network import MaskNetworkConfig
+from sader.model.heads import MaskNetworkConfig
 from sader.model.matching import CELL
-from sader.models import build_model
-from sader.presets import PRESETS, ModelConfig, get_preset
+from sader.models import PRESETS, ModelConfig, build_model, get_preset
 
 Format = Literal["onnx", "torch-export"]
 FORMATS = ("onnx", "torch-export")

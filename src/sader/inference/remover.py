@@ -28,16 +28,15 @@ from sader.inference.inputs import TileInputs, check_whole_number, parse_steps, 
 from sader.inference.masks import MaskSettings, TileMasks, mask_network
 from sader.inference.noise import NoiseField, NoiseOf, sample_seeds
 from sader.inference.scene import ArrayScene, ArraySink, ScenePlan, local_executor, run_rows
-from sader.inference.tile import RawTiles, SaderTile, Tile, TileOutput, TileSettings, feathered
+from sader.inference.tile import BaselineTile, RawTiles, SaderTile, Tile, TileOutput, TileSettings, feathered
 from sader.inference.tiling import Progress, Window
 from sader.method.diffusion import Denoiser, Solver
 from sader.method.guides import GUIDES, make_guide
 from sader.method.resampling import RESAMPLINGS
 from sader.model.blocks import to_model_range
-from sader.model.mask_network import MaskNetworkConfig
+from sader.model.heads import MaskNetworkConfig
 from sader.model.matching import match_dates
-from sader.models import build_model, find_config
-from sader.presets import ModelConfig
+from sader.models import ModelConfig, build_model, find_config
 
 if TYPE_CHECKING:
     from sader.method.resampling import Guide
@@ -479,8 +478,6 @@ class CloudRemover:
         if backend == "onnx" and self.device.type != "cpu":
             raise ConfigError(f"backend onnx computes on the CPU, but the device is {self.device}. Use device='cpu'.")
         if self._plain is None:
-            from sader.inference.baseline_tile import BaselineTile
-
             if backend == "onnx":
                 raise ConfigError(f"backend onnx runs SADER's own networks, not {self.config.name}. Use backend torch.")
             assert not isinstance(self.model, Denoiser)

@@ -1,7 +1,7 @@
 """`SaderTile`: a batch of tiles from reflectance, masks and noise to clear image, cloud mask and error.
 
 Every backend computes this module: eager float32 (here), half precision, compiled code and CUDA graphs
-(`inference.accelerate`), ONNX (`inference.onnx`). Baselines answer the same call (`inference.baseline_tile`).
+(`inference.accelerate`), ONNX (`inference.onnx`). Baselines answer the same call (`BaselineTile`).
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -24,6 +24,9 @@ from sader.model.blocks import to_model_range, to_reflectance
 from sader.model.composite import with_contrast
 from sader.model.heads import steady_correction
 from sader.model.mtcdn import MTCDN, Condition
+
+if TYPE_CHECKING:
+    from sader.baselines.baseline import Baseline
 
 
 class TileOutput(NamedTuple):
@@ -177,3 +180,39 @@ def expected_error(condition: Condition, *, scene: bool = False) -> Tensor | Non
     # The head predicts the scale of a Laplace distribution, whose standard deviation is sqrt(2) times as large; the
     # model's range is twice as wide as reflectance.
     return stated.exp() * (2**0.5 / 2)
+
+
+class BaselineTile(nn.Module):
+    """Tiles of a baseline: images and masks, no error. The baseline itself gets the given masks alone."""
+
+    def __init__(self, model: Baseline, masks: MaskSettings | None = None) -> None:
+        super().__init__()
+        self.model = model
+        self.masks = TileMasks(model.config.bands, None, masks or MaskSettings())
+
+    def forward(
+        self,
+        inputs: TileInputs,
+        noises: Sequence[NoiseOf],
+        *,
+        steps: int,
+        resamplings: int = 0,
+    ) -> TileOutput:
+        """Return the images (S, B, C, H, W) of a batch of tiles; see `Tile`."""
+        from sader.baselines.baseline import BaselineInputs
+
+        assert not resamplings, "baselines do not resample"
+        given = BaselineInputs(
+            cloudy=to_model_range(inputs.cloudy),
+            aux=None if inputs.aux is None else to_model_range(inputs.aux),
+            observed=inputs.valid,
+            cloud=inputs.cloud,
+            # A date without a valid pixel in the tile is absent there.
+            present=inputs.valid.flatten(2).any(dim=2),
+            reference=inputs.reference,
+            days=inputs.days,
+        )
+        taken = None if self.model.config.steps is None else steps
+        images = [to_reflectance(self.model.predict(given, noise, steps=taken)) for noise in noises]
+        cloud = inputs.cloud if inputs.known_masks else self.masks(inputs)
+        return TileOutput(torch.stack(images), cloud)

@@ -16,8 +16,7 @@ from sader.config import merge, parse_override, to_dict
 from sader.data.plan import MakerSettings
 from sader.data.shards import count_records
 from sader.errors import ConfigError, TrainingError
-from sader.models import find_config, get_system, model_from_dict
-from sader.presets import ModelConfig
+from sader.models import ModelConfig, find_config, get_system, model_from_dict
 from sader.training.objective import ObjectiveConfig
 
 AnyModelConfig = ModelConfig | BaselineModelConfig

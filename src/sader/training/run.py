@@ -34,7 +34,6 @@ from sader.training.config import (
 )
 from sader.training.objective import Objective
 from sader.training.optim import progress_of
-from sader.training.phases import PhasedTrainer
 from sader.training.processes import Process, run_processes
 from sader.training.record import (
     Log,
@@ -46,7 +45,7 @@ from sader.training.record import (
     parent_card,
     save_state,
 )
-from sader.training.trainer import Trainer
+from sader.training.trainer import PhasedTrainer, Trainer
 from sader.training.validation import VALIDATION_SEED, save_panel, scores
 
 CONFIG_FILE = "config.yaml"

@@ -2,6 +2,10 @@
 
 All random numbers of a step follow from (seed, micro-batch number). A step therefore depends on the weights before it
 and on nothing else: a resumed run, or one on several processes, computes the same numbers.
+
+`PhasedTrainer` trains the baselines, whose step may have several losses, such as generator and discriminator. Each
+phase moves parameters of its own on a loss of its own, evaluated after the phases before it have moved theirs
+(`baselines.baseline.Baseline.phases_of`).
 """
 
 from __future__ import annotations
@@ -17,13 +21,15 @@ from typing import Any, Generic, Protocol, TypeVar
 import torch
 from torch import Tensor, nn
 
+from sader.baselines.baseline import MAIN, Baseline
 from sader.data.batch import SeriesBatch, keyed_generator
-from sader.errors import TrainingError
+from sader.errors import ConfigError, TrainingError
 from sader.training.config import TrainConfig
 from sader.training.graph import CapturedStep
 from sader.training.optim import (
     OUTER_LAYERS,
     Ema,
+    make_adam,
     make_optimizers,
     progress_of,
     rate_factor,
@@ -322,3 +328,47 @@ class Trainer(Generic[Model]):
             optimizer.load_state_dict(saved)
             for group, own in zip(optimizer.param_groups, options, strict=True):
                 group.update(own)
+
+
+class PhasedTrainer(Trainer[Baseline]):
+    """Trains a baseline phase by phase."""
+
+    def update(self, micro_batches: MicroBatches) -> dict[str, Tensor]:
+        """Move the parameters of each phase once, in order; return the terms of all phases."""
+        runs = [(g.initial_seed(), self.model.losses(batch, g)) for batch, g in micro_batches]
+        result: dict[str, Tensor] = {}
+        for place, (phase, optimizer) in enumerate(self.phases.items()):
+            terms: dict[str, Tensor] = {}
+            prefix = "" if phase == MAIN else f"{phase}_"
+            for seed, run in runs:
+                if not self.captures:
+                    torch.manual_seed(seed + place)  # of dropout
+                with self.precision():
+                    found = next(run)
+                assert found.name == phase, f"phase {found.name} was evaluated where {phase} was expected"
+                parameters = [p for group in optimizer.param_groups for p in group["params"]]
+                (found.loss / self.config.accumulate).backward(inputs=parameters)
+                self.add_terms(terms, {f"{prefix}loss": found.loss.detach(), **found.terms})
+            self.move([optimizer], terms, norm=f"{prefix}gradient_norm")
+            result |= terms
+        return result
+
+    @property
+    def captures(self) -> bool:
+        return self.model.capturable and super().captures
+
+    def make_optimizers(self) -> list[torch.optim.Optimizer]:
+        if self.config.optimizer == "muon":
+            raise ConfigError("train.optimizer is muon, which is for SADER's own networks; use adam or adamw.")
+        self.phases = {
+            phase: make_adam(parameters, self.config, captured=self.captures)
+            for phase, parameters in self.model.parameter_groups().items()
+        }
+        return list(self.phases.values())
+
+    def state(self) -> dict[str, Any]:
+        return super().state() | {"memory": self.model.memory()}
+
+    def restore(self, state: dict[str, Any]) -> None:
+        super().restore(state)
+        self.model.remember(state["memory"])

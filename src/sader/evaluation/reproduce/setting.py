@@ -1,24 +1,35 @@
-"""The request of `sader reproduce`, and its setting on one dataset: data, budget and scored items."""
+"""The request of `sader reproduce`, and its setting on one dataset: data, budget and scored items.
+
+`--tiny` runs a whole plan in minutes on a CPU with synthetic data and tiny networks. Its folders have the layouts of
+the public datasets, so that reading, packing, training and scoring are the real ones. The scores mean nothing.
+"""
 
 from __future__ import annotations
 
 import hashlib
 import json
+import warnings
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
+from datetime import date, timedelta
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
+from sader.bands import BANDS_13, BANDS_RGBN
+from sader.data.batch import CLEAR, THICK
 from sader.data.items import Item
 from sader.data.public.dataset import PublicDataset, ReadOptions
 from sader.data.public.registry import open_dataset, training_sampler
-from sader.data.shards import fingerprint
-from sader.errors import ConfigError, DataError
+from sader.data.shards import SeriesRecord, fingerprint, write_shard
+from sader.data.synthetic.scene import SyntheticSeries, make_series
+from sader.errors import ConfigError, DataError, require
 from sader.evaluation.data import DataRequest, load_records, open_data
+from sader.evaluation.reproduce import published as paper
 from sader.evaluation.reproduce.plans import HELPING_BANDS, HERE, SCORED_BANDS
-from sader.evaluation.reproduce.tiny import write_data
-from sader.files import locked
+from sader.files import locked, write_atomically
 
 EUROSAT = "eurosat_ms"
 """Name in --data of the images on which the guides of the paper's tables are trained."""
@@ -206,3 +217,123 @@ def file_digest(path: Path) -> str:
     """Return the SHA-256 of a file."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+TINY_SIDE = 32
+COMPLETE = "complete"
+_JUDGE = "judge_widths=[4,4]"
+_MTCDN = (
+    "widths=[8, 16]", "blocks=[1, 1]", "fusion_width=8", "key_width=8", "head_width=8", "kernel=3", "emb_width=16",
+    "stem=1",
+)  # fmt: skip
+_TINY_NETWORKS: dict[str, tuple[str, ...]] = {
+    "mcgan": ("width=4", "widths=[4,8,8]", "judge_stem=4", "judge_widths=[4,8]"),
+    "pix2pix": ("width=4", "blocks=1", _JUDGE),
+    "ae": ("widths=[4,8]",),
+    "cyclegan": ("width=4", "blocks=1", _JUDGE, "pool=3"),
+    "stgan": ("width=4", "blocks=1", _JUDGE),
+    "ctgan": ("size=32", "width=4", "hidden=4", "heads=2", "head_width=8", "kernel=3", "reach=8", _JUDGE),
+    "pmaa": ("width=4", "hidden=4", "block_width=8", "blocks=2", "scales=2", "kernel=3", "groups=4", _JUDGE),
+    "crtsnet": ("width=8", "date_blocks=1", "series_blocks=1"),
+    "uncrtaints": ("width=16", "decoder_blocks=1", "heads=4", "model_width=16"),
+    "ddpmcr": ("extractor.width=8", "extractor.multipliers=[1,2]", "extractor.emb_width=16", "head_blocks=[1,1]"),
+    "diffcr": ("width=8", "levels=2", "emb_width=16", "sampling_steps=2"),
+    "seqdms": ("unet.width=8", "unet.multipliers=[1,2]", "unet.blocks=1", "unet.emb_width=16", "sampling_steps=2"),
+    "emrdm": (
+        "widths=[16,32]", "depths=[1,1]", "feed_widths=[16,32]", "head_width=16", "kernel=3", "mapping_width=16",
+        "mapping_feed=32", "fusion_heads=4", "fusion_key_width=8", "diffusion.steps=2",
+    ),
+    "sen2_mtc_new": _MTCDN,
+    "sen12mscrts_ea": _MTCDN,
+    "small": (*_MTCDN, "cloud_widths=[8, 8]", "refinement_widths=[8]"),
+}  # fmt: skip
+"""Base of a run -> changes to its network."""
+TINY_TRAIN = tuple(
+    f"train.{text}"
+    for text in (
+        "device=cpu",
+        "batch_size=2",
+        "accumulate=1",
+        "dates=3",
+        f"crop={TINY_SIDE}",
+        "log_every=1",
+        "checkpoint_every=1",
+    )
+)
+
+
+def tiny_overrides(base: str) -> tuple[str, ...]:
+    """Return the changes that make the network and the run of `base` tiny, without the number of steps."""
+    return (*(f"model.network.{text}" for text in _TINY_NETWORKS[base]), *TINY_TRAIN)
+
+
+def write_data(dataset: str, folder: Path) -> Path:
+    """Write synthetic data of the dataset (or shards, for any other name) into `folder` once; return the folder."""
+    if (folder / COMPLETE).is_file():
+        return folder
+    writer = {paper.SEN2: _write_sen2, paper.TS: _write_ts, "eurosat_ms": _write_eurosat}.get(dataset, _write_shards)
+    writer(folder)
+    write_atomically(folder / COMPLETE, b"synthetic data of sader reproduce --tiny\n")
+    return folder
+
+
+def _write_sen2(folder: Path) -> None:
+    bands = ("B04", "B03", "B02", "B08")
+    for part, tiles in (("train", ("T01AAA", "T02AAA")), ("val", ("T03AAA",)), ("test", ("T04AAA", "T05AAA"))):
+        for tile in tiles:
+            for number in range(2):
+                series = _series(10 * int(tile[1:3]) + number, dates=4, bands=bands)
+                place = folder / "Sen2_MTC" / tile
+                _write_tif(place / "cloudless" / f"{tile}_{number}.tif", series.clear)
+                for k in range(3):
+                    _write_tif(place / "cloud" / f"{tile}_{number}_{k}.tif", series.cloudy[k + 1])
+        write_atomically(folder / f"{part}.txt", ("\n".join(tiles) + "\n").encode())
+
+
+def _write_ts(folder: Path) -> None:
+    for seed, roi in enumerate(("ROIs1868/114", "ROIs2017/117", "ROIs1868/73")):
+        # The reader needs thirty dates, one of them clear: a few images are repeated.
+        series = _series(seed, dates=4, bands=BANDS_13)
+        for number in range(30):
+            k = 0 if number == 9 else 1 + number % 3
+            day = date(2018, 1, 3) + timedelta(days=12 * number)
+            name = f"s2_{roi.replace('/', '_')}_ImgNo_{number}_{day}_patch_0.tif"
+            path = folder / roi / "S2" / str(number) / name
+            _write_tif(path, series.clear if k == 0 else series.cloudy[k])
+            np.save(path.with_name(f"{path.stem}_mask.npy"), np.zeros_like(series.cloud_mask[0]) if k == 0
+                    else series.cloud_mask[k])  # fmt: skip
+
+
+def _write_eurosat(folder: Path) -> None:
+    for seed, name in enumerate(("Forest", "River")):
+        for number in (1, 2):
+            image = _series(10 * seed + number, dates=1, bands=BANDS_13, side=64).clear
+            _write_tif(folder / name / f"{name}_{number}.tif", image)
+
+
+def _write_shards(folder: Path) -> None:
+    for part, seeds in (("train", (1, 2)), ("validation", (3, 4))):
+        records = []
+        for seed in seeds:
+            series = _series(seed, dates=4, bands=BANDS_RGBN, side=2 * TINY_SIDE)
+            labels = np.where(series.cloud_mask, THICK, CLEAR).astype(np.uint8)
+            dn = np.clip(series.cloudy * 10000, 1, 10000).astype(np.uint16)
+            records.append(
+                SeriesRecord(dn, f"place_{seed}", "cloudsen12", BANDS_RGBN, labels, group=f"val/place_{seed}")
+            )
+        write_shard(folder / part / "tiny-000.shard", records)
+
+
+def _series(seed: int, *, dates: int, bands: tuple[str, ...], side: int = TINY_SIDE) -> SyntheticSeries:
+    return make_series(seed, size=(side, side), dates=dates, bands=bands, coverage=[0.0] + [0.35] * (dates - 1))
+
+
+def _write_tif(path: Path, image: np.ndarray) -> None:
+    rasterio = require("rasterio", extra="geo", purpose="writing GeoTIFFs")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    counts = np.clip(np.rint(image * 10000), 1, 10000).astype(np.uint16)
+    profile = {"driver": "GTiff", "count": len(counts), "height": counts.shape[1], "width": counts.shape[2]}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", rasterio.errors.NotGeoreferencedWarning)
+        with rasterio.open(path, "w", dtype="uint16", **profile) as file:
+            file.write(counts)

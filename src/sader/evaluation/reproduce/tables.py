@@ -26,8 +26,7 @@ from sader.evaluation.report import (
 from sader.evaluation.reproduce import published as paper
 from sader.evaluation.reproduce.plans import FIGURE_CLASSICAL, HERE, SYSTEMS, TABLES, PlanRow, Table
 from sader.evaluation.reproduce.setting import EUROSAT, Setting, scored_items
-from sader.evaluation.results import Results, load, merge
-from sader.evaluation.scoring import LOWER_IS_BETTER
+from sader.evaluation.scoring import LOWER_IS_BETTER, Results, load, merge
 from sader.evaluation.statistics import Comparison, MethodSummary, compare_rows, plain, summarise
 from sader.files import write_atomically
 from sader.models import BASELINES, get_system

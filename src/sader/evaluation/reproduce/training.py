@@ -21,11 +21,17 @@ from sader.data.public.splits import RANDOM
 from sader.data.shards import fingerprint
 from sader.errors import ConfigError
 from sader.evaluation.reproduce.plans import HERE, PlanRow, RunSpec
-from sader.evaluation.reproduce.setting import EUROSAT, Setting, digest, file_digest, training_set
-from sader.evaluation.reproduce.tiny import TRAIN, tiny_overrides
+from sader.evaluation.reproduce.setting import (
+    EUROSAT,
+    TINY_TRAIN,
+    Setting,
+    digest,
+    file_digest,
+    tiny_overrides,
+    training_set,
+)
 from sader.files import locked, write_atomically
-from sader.models import BASELINES, get_system
-from sader.presets import PRESETS, get_preset
+from sader.models import BASELINES, PRESETS, get_preset, get_system
 
 ENDLESS = 10_000_000
 """Steps of a run that only a time limit ends."""
@@ -171,7 +177,7 @@ def guide_changes(setting: Setting, kind: str) -> tuple[str, list[str]]:
     if form == "mae-paper" and setting.root is not None and setting.guide_root is None:
         changes += ["train.crop=256", "size=null"]
     if request.tiny:
-        changes += [text for text in TRAIN if not text.startswith("train.dates")]
+        changes += [text for text in TINY_TRAIN if not text.startswith("train.dates")]
     own = [text.removeprefix(GUIDE_KEY) for text in request.overrides if text.startswith(GUIDE_KEY)]
     return form, [*changes, *own]
 

@@ -28,7 +28,7 @@ from sader.geo.read.raster import BandFile, grid_of, opened, read_band, reading
 from sader.geo.stack import DateSource, WrappedSource
 from sader.inference.tiling import Notice, Window
 from sader.inference.values import UNKNOWN, ValueCoding
-from sader.model.mask_network import HIDDEN_CLASSES
+from sader.model.heads import HIDDEN_CLASSES
 
 CHOICES = ("auto", "own", "head", "none", *LAYOUTS, "s2cloudless", "omnicloudmask")
 OUTSIDE = ValueCoding("uint8", 1.0, 0.0, UNKNOWN)
