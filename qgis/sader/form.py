@@ -253,8 +253,22 @@ class Result(NamedTuple):
     path: str
     kind: str
     """"result", or the name of a style: "provenance", "uncertainty", "count", "masks", "classes", "probability"."""
+    title: str
+    """Name of the layer."""
     date: str | None = None
     """Day of a cleaned date, such as 2022-05-13."""
+
+
+TITLES = {
+    "result": "Clear image",
+    "provenance": "Provenance",
+    "uncertainty": "Expected error",
+    "count": "Clear observations",
+    "masks": "Masks",
+    "classes": "Classes",
+    "probability": "Probabilities",
+}
+"""Kind of a raster -> name of its layer, with the date where there are several."""
 
 
 DAY = re.compile(r"\d{4}-\d{2}-\d{2}")
@@ -262,18 +276,23 @@ DAY = re.compile(r"\d{4}-\d{2}-\d{2}")
 
 def results_of(operation: str, report: Mapping[str, Any]) -> list[Result]:
     """Return the rasters of a report, those of one date together and its image first."""
-    if operation == "mask":
-        return [
-            Result(path, "classes" if path.endswith("_mask.tif") else "probability")
-            for path in rasters(report["files"])
-        ]
     found = []
+    if operation == "mask":
+        for path in rasters(report["files"]):
+            name, _, end = Path(path).stem.rpartition("_")
+            kind = "classes" if end == "mask" else end
+            found.append(Result(path, kind, f"{name} {TITLES.get(kind, kind).lower()}"))
+        return found
     for scene in report["scenes"] if operation == "series" else [report]:
         stem = Path(scene["output"]).stem
-        day = stem if operation == "series" and DAY.fullmatch(stem) else None
         for path in rasters(scene["files"]):
-            beside = Path(path).stem[len(stem) + 1 :]
-            found.append(Result(path, beside or "result", day))
+            kind = Path(path).stem[len(stem) + 1 :] or "result"
+            title = TITLES.get(kind, kind)
+            if operation == "remove":
+                found.append(Result(path, kind, title))
+            else:
+                day = stem if DAY.fullmatch(stem) else None
+                found.append(Result(path, kind, stem if kind == "result" else f"{stem} {title.lower()}", day))
     return found
 
 

@@ -75,7 +75,7 @@ def load_on_completion(context: QgsProcessingContext, results: Sequence[Result],
     for style in styles:
         path = style.result.path
         if not context.willLoadLayerOnCompletion(path):
-            details = QgsProcessingContext.LayerDetails(Path(path).stem, context.project(), "LAYERS")
+            details = QgsProcessingContext.LayerDetails(style.result.title, context.project(), "LAYERS")
             context.addLayerToLoadOnCompletion(path, details)
         context.layerToLoadOnCompletionDetails(path).setPostProcessor(style)
     _alive[:] = [*_alive[-KEPT:], *styles]

@@ -22,6 +22,7 @@ sys.path[:0] = [plugins, "/usr/share/qgis/python/plugins"]
 
 import processing  # noqa: E402
 from processing.core.Processing import Processing  # noqa: E402
+from processing.core.ProcessingConfig import ProcessingConfig  # noqa: E402
 from processing.gui.Postprocessing import handleAlgorithmResults  # noqa: E402
 
 Processing.initialize()
@@ -29,6 +30,7 @@ import sader  # noqa: E402
 
 plugin = sader.classFactory(None)
 plugin.initProcessing()
+ProcessingConfig.setSettingValue("SADER_COMMAND", os.environ.pop("SADER_COMMAND"))
 project = QgsProject.instance()
 
 

@@ -161,15 +161,18 @@ def test_contradictions_are_refused(command, form, values, message):
 def test_results_are_told_apart(form):
     scene = {"output": "/o/2022-05-13.tif", "files": ["/o/2022-05-13.tif", "/o/2022-05-13_count.tif", "/o/a.json"]}
     assert form.results_of("series", {"scenes": [scene]}) == [
-        ("/o/2022-05-13.tif", "result", "2022-05-13"),
-        ("/o/2022-05-13_count.tif", "count", "2022-05-13"),
+        ("/o/2022-05-13.tif", "result", "2022-05-13", "2022-05-13"),
+        ("/o/2022-05-13_count.tif", "count", "2022-05-13 clear observations", "2022-05-13"),
     ]
     assert form.results_of("remove", {"output": "/o.tif", "files": ["/o.tif", "/o_masks.tif", "/o.png"]}) == [
-        ("/o.tif", "result", None),
-        ("/o_masks.tif", "masks", None),
+        ("/o.tif", "result", "Clear image", None),
+        ("/o_masks.tif", "masks", "Masks", None),
     ]
     files = ["/m/a_mask.tif", "/m/a_probability.tif", "/m/collection.json"]
-    assert [one.kind for one in form.results_of("mask", {"files": files})] == ["classes", "probability"]
+    assert form.results_of("mask", {"files": files}) == [
+        ("/m/a_mask.tif", "classes", "a classes", None),
+        ("/m/a_probability.tif", "probability", "a probabilities", None),
+    ]
 
 
 # ------------------------------------------------------------------------------------------------ the child process
