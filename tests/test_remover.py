@@ -64,6 +64,70 @@ def masks(dates: int = 3, height: int = 16, width: int = 24, seed: int = 1) -> N
 # ------------------------------------------------------------------------------------------------ what comes out
 
 
+def hidden_dates(height: int = 32, width: int = 48) -> NDArray[np.bool_]:
+    """Masks of three dates: the first is hidden in three blocks, which two, one and none of the others show."""
+    mask = np.zeros((3, height, width), bool)
+    mask[0, 8:24, :36] = True
+    mask[1, :, 12:36] = True
+    mask[2, :, 24:36] = True
+    return mask
+
+
+def test_pixels_that_too_few_dates_show_have_no_value(small):
+    series, mask = scene(3, 4, 32, 48), hidden_dates()
+    filled = small.predict(series, reference=0, cloud_mask=mask)
+    assert np.isfinite(filled.clear).all()
+    count = (~mask).sum(axis=0)
+    for least in (1, 2):
+        made = small.with_options(min_count=least).predict(series, reference=0, cloud_mask=mask)
+        np.testing.assert_array_equal(np.isnan(made.clear[0]), ~made.kept & (count < least))
+        shown = np.isfinite(made.clear)
+        np.testing.assert_array_equal(made.clear[shown], filled.clear[shown])
+        assert (made.source_date[~shown[0]] == 0).all()
+        assert shown[:, made.kept].all(), "observed pixels stay, however few dates show them"
+
+
+def test_pixels_of_large_expected_error_have_no_value(small):
+    series, mask = scene(3, 4, 32, 48), hidden_dates()
+    limit = float(np.median(small.predict(series, reference=0, cloud_mask=mask).spread[:, mask[0]].max(axis=0)))
+    made = small.with_options(max_uncertainty=limit).predict(series, reference=0, cloud_mask=mask)
+    np.testing.assert_array_equal(np.isnan(made.clear).any(axis=0), (made.spread > limit).any(axis=0))
+    assert 0.3 < np.isnan(made.clear[0, mask[0]]).mean() < 0.7
+
+
+@pytest.mark.parametrize("options", [RemoverOptions(), RemoverOptions(tile=32, overlap=8)])
+def test_every_pixel_names_the_date_it_comes_from(options):
+    """Untrained, the weights follow the masks: each block comes from the only date that shows it."""
+    remover = CloudRemover.from_preset("small", device="cpu", options=options)
+    ground = np.linspace(0.05, 0.3, 64, dtype=np.float32)[None, None, :, None] * np.ones((3, 4, 1, 96), np.float32)
+    series = ground + np.random.default_rng(0).normal(0, 0.003, ground.shape).astype(np.float32)
+    mask = np.zeros((3, 64, 96), bool)
+    mask[0, 8:56] = True
+    mask[1, :, :32] = True
+    mask[2, :, 32:64] = True
+    mask[1:, :, 80:] = True
+    valid = np.ones_like(mask)
+    valid[:, :2] = False
+    made = remover.predict(series, reference=0, cloud_mask=mask, valid=valid)
+    assert (made.source_date[:2] == 0).all(), "no data"
+    assert (made.source_date[made.kept] == 1).all()
+    np.testing.assert_array_equal(made.source_date[30, [5, 20, 40, 60]], [3, 3, 2, 2])
+    assert (made.source_date[8:56, 84:] == 255).all(), "no date shows it"
+
+
+def test_the_source_date_needs_weights(paper):
+    assert not paper.states_source
+    assert paper.predict(scene(3, 3), steps=1).source_date is None
+    with pytest.raises(ConfigError, match=r"max_uncertainty needs an expected error.*samples=4"):
+        paper.with_options(max_uncertainty=0.01).predict(scene(3, 3), steps=1)
+
+
+@pytest.mark.parametrize(("name", "value"), [("min_count", -1), ("max_uncertainty", 0.0), ("max_uncertainty", np.nan)])
+def test_limits_of_what_is_written_are_checked(name, value):
+    with pytest.raises(ConfigError, match=f"{name} is {value}; expected"):
+        RemoverOptions(**{name: value})
+
+
 @pytest.mark.parametrize(("dates", "height", "width"), [(1, 16, 16), (3, 9, 21), (5, 4, 30), (2, 1, 1)])
 def test_shape_and_type_for_any_number_of_dates_and_any_size(small, dates, height, width):
     result = small.predict(scene(dates, 4, height, width), steps=1)

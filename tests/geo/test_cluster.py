@@ -164,11 +164,16 @@ def test_counts_and_provenance(remover, values):
     masks = xr.DataArray(mask, dims=("time", "y", "x"))
     result = cluster.clear_dataset(array, remover, reference=1, cloud_mask=masks).compute()
     valid = np.isfinite(values).all(axis=1)
-    assert np.array_equal(result.clear_count, (valid & ~mask).sum(axis=0))
+    seen = valid.any(axis=0)
+    assert np.array_equal(result.clear_count, np.where(seen, (valid & ~mask).sum(axis=0), 255))
     kept = valid[1] & ~mask[1]
     assert np.array_equal(result.clear.values[:, kept], values[1][:, kept])
     assert np.array_equal(result.provenance == cluster.OBSERVED, kept)
-    assert np.array_equal(result.provenance == cluster.NODATA, ~valid.any(axis=0))
+    assert np.array_equal(result.provenance == cluster.NODATA, ~seen)
+    assert ("source_date" in result) == remover.states_source
+    if remover.states_source:
+        expected = remover.predict(np.where(valid[:, None], values, 0), reference=1, cloud_mask=mask, valid=valid)
+        assert np.array_equal(result.source_date, expected.source_date)
     assert ("uncertainty" in result) == remover.states_error
     assert result.clear_count.dims == ("y", "x")
 
@@ -294,7 +299,8 @@ def store(tmp_path, values) -> Any:
 @pytest.mark.filterwarnings("ignore:.*Zarr")
 def test_zarr_in_zarr_out_is_stored_like_the_input(store, tmp_path, remover, values):
     out, ticks = tmp_path / "clear.zarr", []
-    options = SceneOptions(reference=1, seed=5, count=True, provenance=True)
+    named = remover.states_source
+    options = SceneOptions(reference=1, seed=5, count=True, provenance=True, source_date=named, min_count=1)
     with dask.config.set(scheduler="synchronous"):
         report = clear_zarr(store, out, remover, options, mask="cloudy", progress=lambda *tick: ticks.append(tick))
     raw = xr.open_zarr(out, mask_and_scale=False, consolidated=False)
@@ -302,10 +308,12 @@ def test_zarr_in_zarr_out_is_stored_like_the_input(store, tmp_path, remover, val
     assert raw.clear.attrs["add_offset"] == -0.1
     own = xr.open_zarr(store, mask_and_scale=False, consolidated=False)
     array = own.reflectance.compute()
-    wanted = cluster.clear(array, remover, reference=1, seed=5, cloud_mask=own.cloudy).compute(scheduler="sync")
+    made = cluster.clear_dataset(array, remover, reference=1, seed=5, cloud_mask=own.cloudy, min_count=1)
+    wanted = made.clear.compute(scheduler="sync")
     found = xr.open_zarr(out, consolidated=False)
     assert np.array_equal(np.isnan(found.clear), np.isnan(wanted))
     assert np.nanmax(np.abs(found.clear - wanted)) <= 0.51e-4
+    assert not named or np.array_equal(raw.source_date, made.source_date.compute(scheduler="sync"))
     kept = found.provenance.values == cluster.OBSERVED
     assert kept.any()
     assert np.array_equal(raw.clear.values[:, kept], array.values[1][:, kept])  # the very numbers of the input
@@ -428,7 +436,7 @@ def test_a_worker_that_cannot_find_the_files_says_so(local, scenes, tmp_path, re
         pytest.raises(DataError, match=r"S2_2022-10-10.*On a dask worker: all machines must see"),
         cluster_executor(address, plan, remover, scene) as executor,
     ):
-        run_rows(plan, executor, None, threshold=0.5)
+        run_rows(plan, executor, None, options=RemoverOptions())
 
 
 @pytest.mark.filterwarnings("ignore")

@@ -76,6 +76,24 @@ def test_provenance_has_colours_and_names(tmp_path, remove, write_date):
     assert re.findall("<Category>(.*)</Category>", names) == ["nodata", "observed", "reconstructed"]
 
 
+def test_source_dates_have_colours_and_names(tmp_path, remove, write_date):
+    paths = [write_date(tmp_path / f"S2_2022-0{n + 3}-10.tif", n) for n in range(2)]
+    status, _, err = remove(
+        *paths, "-o", tmp_path / "c.tif", "--source-date", "--min-count", 1, "--max-uncertainty", 0.5
+    )
+    assert status == 0, err
+    with rasterio.open(tmp_path / "c_source_date.tif") as made:
+        assert (made.dtypes[0], made.nodata) == ("uint8", 0)
+        colours = made.colormap(1)
+        assert len({colours[code] for code in (0, 1, 2, 255)}) == 4
+    names = re.findall("<Category>(.*?)</Category>|<Category />", (tmp_path / "c_source_date.tif.aux.xml").read_text())
+    assert [names[code] for code in (0, 1, 2, 3, 255)] == ["nodata", "2022-03-10", "2022-04-10", "", "no date"]
+    assert "source_date" in json.loads((tmp_path / "c.json").read_text())["assets"]
+    status, _, err = remove(*paths, "-o", tmp_path / "d.tif", "--source-date", "--backend", "onnx")
+    assert status == 2
+    assert "source_date needs a model that weights its dates" in err
+
+
 def test_the_checksum_is_that_of_the_weights_file(tmp_path, remove, write_date, tiny_file):
     assert remove(write_date(tmp_path / "a.tif", 0), "-o", tmp_path / "c.tif", "--no-item")[0] == 0
     with rasterio.open(tmp_path / "c.tif") as made:

@@ -131,21 +131,51 @@ def test_files_and_arrays_agree_on_a_scene_of_several_tiles(tmp_path, dates, tin
 
 def test_layers_beside_the_output(tmp_path, dates, tiny):
     paths, _arrays, masks = dates
-    options = SceneOptions(reference=0, uncertainty=True, count=True, provenance=True, samples=2, steps=2)
+    options = SceneOptions(
+        reference=0, uncertainty=True, count=True, provenance=True, source_date=True, samples=2, steps=2
+    )
     report = clear_scene(stack_of(paths, tiny, mask=masks), tiny, tmp_path / "o" / "c.tif", options, notice=quiet)
-    names = ["c.tif", "c_uncertainty.tif", "c_count.tif", "c_provenance.tif"]
+    names = ["c.tif", "c_uncertainty.tif", "c_count.tif", "c_provenance.tif", "c_source_date.tif"]
     assert [os.path.basename(path) for path in report.files] == names
     count, provenance, spread = (read(tmp_path / "o" / f"c_{n}.tif") for n in ("count", "provenance", "uncertainty"))
-    assert (count[0, :6, :9] == 0).all()
+    assert (count[0, :6, :9] == 255).all(), "outside all dates, which is not the same as hidden on all dates"
     assert (count[0, *CLOUD][:20] == 2).all(), "the cloudy date does not count"
     assert count[0, 45, 70] == 2, "the hole of the second date does not count"
     assert count[0, 65, 5] == 3
     assert (provenance[0, :6, :9] == NODATA).all()
     assert (provenance[0, *CLOUD] == RECONSTRUCTED).all()
     assert provenance[0, 65, 5] == OBSERVED
+    source = read(tmp_path / "o" / "c_source_date.tif")
+    assert (source[0, :6, :9] == NODATA).all()
+    assert (source[0, provenance[0] == OBSERVED] == 1).all()
+    assert np.isin(source[0, *CLOUD], [2, 3, 255]).all()
     assert np.isnan(spread[:, :6, :9]).all()
     assert (spread[:, 60:, :] == 0).all(), "what was observed is certain"
     assert (spread[:, *CLOUD] > 0).mean() > 0.9
+
+
+def test_pixels_that_no_date_shows_are_reported_and_can_be_left_out(tmp_path, dates, tiny, write_date):
+    paths, _, masks = dates
+    mask = np.zeros((1, 70, 90), np.uint8)
+    mask[0, 10:40, 20:35] = 1
+    masks = [masks[0], *(write_date(tmp_path / f"other{n}.tif", mask, bands=None, nodata=None) for n in (1, 2))]
+    stack, said = stack_of(paths, tiny, mask=masks), []
+    clear_scene(stack, tiny, tmp_path / "a.tif", SceneOptions(reference=0), notice=said.append)
+    assert any("no date shows" in text and "--min-count 1" in text for text in said)
+    options = SceneOptions(reference=0, min_count=1, count=True, provenance=True, source_date=True)
+    said.clear()
+    report = clear_scene(stack, tiny, tmp_path / "b.tif", options, notice=said.append)
+    assert not said
+    filled, left_out, count = (read(tmp_path / f"{name}.tif") for name in ("a", "b", "b_count"))
+    unseen = count[0] == 0
+    np.testing.assert_array_equal(unseen[10:40, 20:35], True)
+    assert unseen.sum() == 30 * 15
+    np.testing.assert_array_equal(left_out[:, ~unseen], filled[:, ~unseen])
+    assert (left_out[:, unseen] == 0).all()
+    assert (filled[:, unseen] > 0).all()
+    assert report.pixels["nodata"] == 54 + unseen.sum()
+    for name in ("provenance", "source_date"):
+        assert (read(tmp_path / f"b_{name}.tif")[0, unseen] == NODATA).all()
 
 
 def test_uncertainty_alone_means_four_samples():

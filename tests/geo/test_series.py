@@ -211,21 +211,23 @@ def test_a_date_without_data_is_left_out(tmp_path, folder, write_date, command):
 def test_a_zarr_store_holds_all_dates(tmp_path, folder, command):
     xarray = pytest.importorskip("xarray")
     pytest.importorskip("zarr")
-    status, _, err = command("series", folder, "-o", tmp_path / "out.zarr", "--provenance")
+    status, _, err = command("series", folder, "-o", tmp_path / "out.zarr", "--provenance", "--source-date")
     assert status == 0, err
-    assert command("series", folder, "-o", tmp_path / "out", "--provenance")[0] == 0
+    assert command("series", folder, "-o", tmp_path / "out", "--provenance", "--source-date")[0] == 0
     store = xarray.open_zarr(tmp_path / "out.zarr", mask_and_scale=False, consolidated=False)
     assert [str(time)[:10] for time in store.time.values] == list(DAYS)
     assert list(store.band.values) == ["B02", "B03", "B04", "B08"]
     for number, day in enumerate(DAYS):
         np.testing.assert_array_equal(store.clear[number], read(tmp_path / "out" / f"{day}.tif"))
-        np.testing.assert_array_equal(store.provenance[number], read(tmp_path / "out" / f"{day}_provenance.tif")[0])
+        for layer in ("provenance", "source_date"):
+            np.testing.assert_array_equal(store[layer][number], read(tmp_path / "out" / f"{day}_{layer}.tif")[0])
+    assert len(store.source_date.attrs["flag_meanings"].split()) == len(DAYS) + 2
     assert store.clear.attrs["scale_factor"] == pytest.approx(1e-4)
     assert float(store.x[0]) == 600005.0
     assert "UTM zone 32N" in store.spatial_ref.attrs["crs_wkt"]
     assert sorted(path.name for path in tmp_path.iterdir()) == ["in", "masks", "out", "out.zarr"]
     before = (tmp_path / "out.zarr" / "zarr.json").stat().st_mtime_ns
-    status, _, err = command("series", folder, "-o", tmp_path / "out.zarr", "--provenance")
+    status, _, err = command("series", folder, "-o", tmp_path / "out.zarr", "--provenance", "--source-date")
     assert status == 0, err
     assert "exists already, from the same command and inputs" in err
     assert (tmp_path / "out.zarr" / "zarr.json").stat().st_mtime_ns == before
@@ -266,8 +268,15 @@ def test_xarray_returns_the_layers(tiny, lazy):
         cube, mask = cube.chunk({"y": 20}), mask.chunk({"y": 20})
     with pytest.warns(UserWarning, match="names no CRS"):
         made = sader.remove_xarray(tiny, cube, reference=1, cloud_mask=mask, layers=True).compute()
-    assert set(made) == {"clear", "uncertainty", "clear_count", "provenance"}
+    assert set(made) == {"clear", "uncertainty", "clear_count", "provenance", "source_date"}
     np.testing.assert_array_equal(made.provenance[[0, 5, 15], 0], [0, 1, 2])
-    np.testing.assert_array_equal(made.clear_count[[0, 5, 15], 0], [0, 3, 2])
+    np.testing.assert_array_equal(made.clear_count[[0, 5, 15], 0], [255, 3, 2])
+    np.testing.assert_array_equal(made.source_date[[0, 5], 0], [0, 2])
+    assert bool(made.source_date[10:20].isin([1, 3, 255]).all())
+    np.testing.assert_array_equal(made.source_date.attrs["flag_values"], [0, 1, 2, 3, 255])
+    assert made.source_date.attrs["flag_meanings"].split()[0] == "no_data"
+    with pytest.warns(UserWarning, match="names no CRS"):
+        few = sader.remove_xarray(tiny, cube, reference=1, cloud_mask=mask, min_count=3)
+    np.testing.assert_array_equal(np.isnan(few).any("band"), made.provenance != 1)
     assert bool((made.uncertainty[:, 10:20] > 0).all())
     assert bool((made.uncertainty[:, 20:] == 0).all())

@@ -107,7 +107,7 @@ def run_options(
     uncertainty: Annotated[
         bool, option("NAME_uncertainty.tif: expected error in reflectance.", WRITING, "--uncertainty")
     ] = False,
-    count: Annotated[bool, option("NAME_count.tif: number of clear observations.", WRITING, "--count")] = False,
+    count: Annotated[bool, option("NAME_count.tif: clear observations, 255 outside.", WRITING, "--count")] = False,
     save_masks: Annotated[
         bool,
         option("NAME_masks.tif: the masks that were used, one band for each date.", WRITING, "--save-masks"),
@@ -115,6 +115,17 @@ def run_options(
     provenance: Annotated[
         bool, option("NAME_provenance.tif: 1 observed, 2 reconstructed.", WRITING, "--provenance")
     ] = False,
+    source_date: Annotated[
+        bool, option("NAME_source_date.tif: the date that contributes most to each pixel.", WRITING, "--source-date")
+    ] = False,
+    min_count: Annotated[
+        int | None,
+        option("Nodata where fewer dates than this show a hidden pixel clearly; default 0: filled.", WRITING, min=0),
+    ] = None,
+    max_uncertainty: Annotated[
+        float | None,
+        option("Nodata where the expected error of a band is above this reflectance; default: none.", WRITING),
+    ] = None,
     model: Annotated[
         str | None,
         option(

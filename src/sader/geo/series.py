@@ -209,6 +209,10 @@ class Series:
             raise OutputError(f"the animation is {animation}; expected a name that ends in .gif.")
         if self.is_zarr and options.save_masks:
             raise ConfigError("--save-masks writes GeoTIFFs beside the dates; expected a folder as output, not .zarr.")
+        if self.is_zarr and options.source_date and self.nearest is not None:
+            raise ConfigError(
+                "--source-date with --nearest counts other dates on each date; expected a folder as output."
+            )
         series = replace(self, options=options)
         jobs = series._jobs()
         done = series._stored([job for _, job in jobs]) if self.is_zarr else None

@@ -174,7 +174,8 @@ class AcceleratedTile:
     def _computed(self, inputs: TileInputs, noises: Sequence[NoiseOf], steps: int, resamplings: int) -> TileOutput:
         def compute(inputs: TileInputs, noises: Sequence[NoiseOf]) -> TileOutput:
             output = self.tile(inputs, noises, steps=steps, resamplings=resamplings)
-            return TileOutput(output.images.float(), output.cloud.float(), _float(output.error), output.shown)
+            images, cloud, error, shown, weights = output
+            return TileOutput(images.float(), cloud.float(), _float(error), shown, _float(weights))
 
         if not (self.settings.capture and inputs.cloudy.is_cuda):
             return compute(inputs, noises)
@@ -252,8 +253,8 @@ class CapturedCall:
                 self._fill(buffer, noise(draw, channels))
         self.graph.replay()
         images, cloud, *others = self.output
-        error, shown = (None if x is None else x[:count].clone() for x in others)
-        return TileOutput(images[:, :count].clone(), cloud[:count].clone(), error, shown)
+        rest = (None if x is None else x[:count].clone() for x in others)
+        return TileOutput(images[:, :count].clone(), cloud[:count].clone(), *rest)
 
     @staticmethod
     def _fill(buffer: Tensor, values: Tensor) -> None:

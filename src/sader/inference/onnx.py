@@ -127,7 +127,7 @@ class TileGraph(nn.Module):
         """
         known = not self.estimate
         inputs = TileInputs(cloudy, valid, cloud, reference, band_present, change=change, known_masks=known)
-        images, used, error, shown = self.tile(inputs, [lambda draw, channels: noise[:, 0]], steps=self.steps)
+        images, used, error, shown, _ = self.tile(inputs, [lambda draw, channels: noise[:, 0]], steps=self.steps)
         assert used is not None
         clear = images[0]
         result = (clear, used, torch.zeros_like(clear) if error is None else error)

@@ -30,6 +30,7 @@ from sader.inference.noise import NoiseField, NoiseOf, sample_seeds
 from sader.inference.scene import ArrayScene, ArraySink, ScenePlan, local_executor, run_rows
 from sader.inference.tile import BaselineTile, RawTiles, SaderTile, Tile, TileOutput, TileSettings, feathered
 from sader.inference.tiling import Progress, Window
+from sader.inference.values import MOST_SOURCES
 from sader.method.diffusion import Denoiser, Solver
 from sader.method.guides import GUIDES, make_guide
 from sader.method.resampling import RESAMPLINGS
@@ -81,6 +82,12 @@ class RemoverOptions:
     """Pixels by which estimated masks are widened: the fringe of a cloud costs more quality than lost clear pixels."""
     haze: str = "remove"
     """"remove": thin cloud and haze hide a pixel. "keep": they count as clear."""
+    min_count: int = 0
+    """Dates that must show a reconstructed pixel clearly; with fewer it is nodata. 0: none is, and pixels that no
+    date shows are filled from their surroundings."""
+    max_uncertainty: float | None = None
+    """Largest expected error of a reconstructed pixel, in reflectance, in any band; above it becomes nodata. None: none
+    does."""
     masks: str = "network"
     """Where no mask is given: "network", the shipped mask network for all bands and models; "head", the cloud head of
     the model, for models that you trained on masks of your own."""
@@ -108,6 +115,10 @@ class RemoverOptions:
             )
         if not 0 <= self.mask_growth <= LARGEST_GROWTH:
             raise ConfigError(f"mask_growth is {self.mask_growth}; expected 0 to {LARGEST_GROWTH} pixels, such as 2.")
+        if self.min_count < 0:
+            raise ConfigError(f"min_count is {self.min_count}; expected 0 or more clear dates, such as 1.")
+        if self.max_uncertainty is not None and not self.max_uncertainty > 0:
+            raise ConfigError(f"max_uncertainty is {self.max_uncertainty}; expected reflectance above 0, such as 0.02.")
 
 
 def default_backend(device: torch.device) -> str:
@@ -120,7 +131,7 @@ class Removal:
     """A clear image with its masks and expected error; arrays cover the whole image."""
 
     clear: NDArray[np.float32]
-    """(C, H, W) reflectance; NaN where no date has data."""
+    """(C, H, W) reflectance; NaN where no date has data, and where `min_count` or `max_uncertainty` withholds it."""
     cloud: NDArray[np.float32] | None
     """(T, H, W) mask of cloud or shadow that was used, given or estimated; None for networks that use no masks."""
     kept: NDArray[np.bool_]
@@ -128,6 +139,10 @@ class Removal:
     spread: NDArray[np.float32] | None
     """(C, H, W): expected standard deviation, 0 for kept pixels: the network's estimate of its error and the spread of
     the samples together. None for one sample of a network that does not estimate its error."""
+    source_date: NDArray[np.uint8] | None = None
+    """(H, W): the date that contributes most, counted from 1; 0 where `clear` is NaN, 255 where the pixel is filled
+    from its surroundings. None where the weights of the dates are unknown (`CloudRemover.states_source`), or for more
+    than 254 dates."""
 
 
 class CloudRemover:
@@ -201,6 +216,11 @@ class CloudRemover:
         return self.config.network.states_error
 
     @property
+    def states_source(self) -> bool:
+        """Whether it is known how much each date contributes to a pixel; not so with backend onnx."""
+        return self.matches_dates and self.options.backend != "onnx"
+
+    @property
     def matches_dates(self) -> bool:
         """Whether the model uses masks and matches the dates to a reference date."""
         return self.config.network.matches_dates
@@ -246,9 +266,7 @@ class CloudRemover:
         plan, scene = self._planned(cloudy, **inputs)
         sink = ArraySink(plan)
         with local_executor(plan, self, scene) as executor:
-            run_rows(
-                plan, executor, sink, threshold=self.options.cloud_threshold, device=self.device, progress=progress
-            )
+            run_rows(plan, executor, sink, options=self.options, device=self.device, progress=progress)
         return sink.arrays["clear"]
 
     def predict(
@@ -297,13 +315,10 @@ class CloudRemover:
         )
         sink = ArraySink(plan)
         with local_executor(plan, self, scene) as executor:
-            run_rows(
-                plan, executor, sink, threshold=self.options.cloud_threshold, device=self.device, progress=progress
-            )
+            run_rows(plan, executor, sink, options=self.options, device=self.device, progress=progress)
         found = sink.arrays
-        return Removal(
-            found["clear"], found["cloud"] if self.matches_dates else None, found["kept"], found.get("spread")
-        )
+        cloud = found["cloud"] if self.matches_dates else None
+        return Removal(found["clear"], cloud, found["kept"], found.get("spread"), found.get("source_date"))
 
     def _planned(
         self,
@@ -316,6 +331,11 @@ class CloudRemover:
     ) -> tuple[ScenePlan, ArrayScene]:
         """Return the plan and the source of a series after checking the arguments of `predict`."""
         self.check_numbers(steps, samples, seed)
+        spread = samples > 1 or self.states_error
+        if self.options.max_uncertainty is not None and not spread:
+            raise ConfigError(
+                "max_uncertainty needs an expected error, which this model does not state: use samples=4."
+            )
         inputs = prepare_series(self.config.network, cloudy, **series)
         scene = ArrayScene.of(inputs, self.bands)
         date = int(inputs.reference[0])
@@ -335,9 +355,12 @@ class CloudRemover:
             steps=steps,
             seed=seed,
             samples=samples,
-            clouds=tuple(range(len(scene.cloudy))) if self.matches_dates else () if chosen is None else (chosen,),
-            spread=samples > 1 or self.states_error,
+            clouds=() if chosen is None else (chosen,),
+            spread=spread,
+            sources=self.states_source and len(scene.cloudy) <= MOST_SOURCES,
         )
+        if self.matches_dates or self.options.min_count:
+            plan = replace(plan, clouds=tuple(range(len(scene.cloudy))))
         return plan, scene
 
     # ---------------------------------------------------------------- tiles
@@ -372,7 +395,8 @@ class CloudRemover:
         cloud = output.cloud[..., :height, :width]
         if not self.matches_dates:
             clear = self._following(clear, replace(inputs, cloud=output.cloud), height, width)
-        return RawTiles(clear, spread, cloud)
+        weights = None if output.weights is None else output.weights[..., :height, :width]
+        return RawTiles(clear, spread, cloud, weights)
 
     def estimate_cloud(
         self,

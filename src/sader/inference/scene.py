@@ -27,8 +27,10 @@ from sader.inference.inputs import TileInputs
 from sader.inference.scene_match import Overview, SceneMatch, decimation
 from sader.inference.tiling import Blend, Progress, Window, common, plan_windows
 from sader.inference.values import (
+    FILLED,
     HIGHEST,
     LOWEST,
+    MOST_SOURCES,
     NODATA,
     OBSERVED,
     RECONSTRUCTED,
@@ -161,6 +163,12 @@ class ScenePlan:
     """The dates whose cloud probability is blended."""
     spread: bool = False
     """Whether the standard deviation is blended."""
+    sources: bool = False
+    """Whether the weights of the dates are blended, for the layer of source dates."""
+
+    def __post_init__(self) -> None:
+        if self.sources and len(self.codings) > MOST_SOURCES:
+            raise ConfigError(f"{len(self.codings)} dates; the layer of source dates names {MOST_SOURCES} at most.")
 
     @cached_property
     def windows(self) -> list[Window]:
@@ -174,15 +182,31 @@ class ScenePlan:
 
     @property
     def channels(self) -> int:
-        """Planes of a tile: image, cloud probabilities, standard deviation."""
-        return len(self.bands) * (2 if self.spread else 1) + len(self.clouds)
+        """Planes of a tile: image, cloud probabilities, standard deviation, weights of the dates and the fill."""
+        return sum(self._planes)
 
-    def join(self, image: Tensor, cloud: Tensor, spread: Tensor | None) -> Tensor:
-        """Return the planes (channels, h, w) of one tile; cloud is (T, h, w)."""
+    @property
+    def _planes(self) -> tuple[int, ...]:
+        bands, dates = len(self.bands), len(self.codings)
+        return bands, len(self.clouds), bands * self.spread, (dates + 1) * self.sources
+
+    def join(self, image: Tensor, cloud: Tensor, spread: Tensor | None, weights: Tensor | None) -> Tensor:
+        """Return the planes (channels, h, w) of one tile; cloud is (T, h, w), weights (T + 1, h, w).
+
+        Without weights, all pixels are those of the reference date.
+        """
         parts = [image, *(cloud[date, None] for date in self.clouds)]
         if self.spread:
             parts.append(torch.zeros_like(image) if spread is None else spread)
-        return torch.cat(parts)
+        if self.sources and weights is None:
+            weights = image.new_zeros(len(self.codings) + 1, *image.shape[1:])
+            weights[self.reference or 0] = 1.0
+        return torch.cat([*parts, weights] if self.sources and weights is not None else parts)
+
+    def split(self, planes: Tensor) -> tuple[Tensor, Tensor, Tensor | None, Tensor | None]:
+        """Return image, cloud probabilities, standard deviation and weights of joined planes."""
+        image, cloud, spread, weights = planes.split(self._planes)
+        return image, cloud, spread if self.spread else None, weights if self.sources else None
 
 
 class RawTile(NamedTuple):
@@ -288,7 +312,8 @@ def _raw_tile(plan: ScenePlan, remover: Remover, raw: RawTiles, number: int, til
     if plan.bands != remover.bands:
         places = [remover.bands.index(band) for band in plan.bands]
         clear, spread = clear[places], spread[places]
-    return RawTile(plan.join(clear, raw.cloud[number].float(), spread), tile.valid, tile.own)
+    weights = None if raw.weights is None else raw.weights[number]
+    return RawTile(plan.join(clear, raw.cloud[number].float(), spread, weights), tile.valid, tile.own)
 
 
 def _decoded(plan: ScenePlan, remover: Remover, window: Window, read: SceneWindow) -> _Decoded:
@@ -313,7 +338,7 @@ def _without_network(plan: ScenePlan, tile: _Decoded) -> RawTile | None:
     kept = tile.valid[plan.reference] & ~mask
     if not bool((kept | ~tile.valid.any(dim=0)).all()):
         return None
-    planes = plan.join(tile.cloudy[plan.reference], _given_clouds(tile), None)
+    planes = plan.join(tile.cloudy[plan.reference], _given_clouds(tile), None, None)
     return RawTile(planes, tile.valid, tile.own)
 
 
@@ -356,7 +381,7 @@ def _inputs(plan: ScenePlan, remover: Remover, tile: _Decoded) -> TileInputs:
         aux=aux,
         change=change,
         known_masks=all(mask is not None for mask in tile.read.masks)
-        or (plan.reference is None and not remover.matches_dates),
+        or (not plan.clouds and not remover.matches_dates),
     )
 
 
@@ -447,7 +472,9 @@ class FinishedRows:
     """Part of a finished scene: rows of all columns, a rectangle of them, or one chunk."""
 
     clear: Tensor
-    """(C, h, w) reflectance, NaN where no date has data."""
+    """(C, h, w) reflectance, NaN where it has no value."""
+    shown: Tensor
+    """bool (h, w): pixels with a value: some date has data, and the settings do not withhold it."""
     kept: Tensor
     """bool (h, w): pixels taken unchanged from the reference date."""
     valid: Tensor
@@ -458,20 +485,21 @@ class FinishedRows:
     """(C, h, w) standard deviation, 0 where kept, NaN where no date has data."""
     own: Tensor | None
     """(C, h, w) stored numbers of the reference date."""
-
-    @property
-    def seen(self) -> Tensor:
-        """bool (h, w): pixels of which any date has data."""
-        return self.valid.any(dim=0)
+    source_date: Tensor | None
+    """uint8 (h, w): the date of largest weight, from 1; `NODATA` where there is no value, `FILLED` for the fill."""
 
     def provenance(self) -> Tensor:
         """Return uint8 (h, w): `NODATA`, `OBSERVED` or `RECONSTRUCTED`."""
-        codes = torch.where(self.kept, OBSERVED, torch.where(self.seen, RECONSTRUCTED, NODATA))
+        codes = torch.where(self.kept, OBSERVED, torch.where(self.shown, RECONSTRUCTED, NODATA))
         return codes.to(torch.uint8)
 
     def count(self, threshold: float) -> Tensor:
-        """Return uint8 (h, w): how many dates show the ground clearly. `cloud` must hold all dates."""
-        return (self.valid & (self.cloud < threshold)).sum(dim=0).clamp(max=255).to(torch.uint8)
+        """Return uint8 (h, w): how many dates show the ground clearly, 254 at most; `UNKNOWN` where none has data.
+
+        `cloud` must hold all dates.
+        """
+        count = clear_dates(self.cloud, self.valid, threshold).clamp(max=UNKNOWN - 1)
+        return torch.where(self.valid.any(dim=0), count, UNKNOWN).to(torch.uint8)
 
     def masks(self, threshold: float) -> Tensor:
         """Return uint8 (T, h, w): 0 clear, 1 cloud or shadow, 255 nodata. `cloud` must hold all dates."""
@@ -482,7 +510,7 @@ class FinishedRows:
 
         own: codings of the reference date, or none; where they are the coding of the result, kept pixels are copied.
         """
-        numbers = encode(self.clear, self.seen, coding)
+        numbers = encode(self.clear, self.shown, coding)
         if self.own is not None and own:
             same = [band for band, one in enumerate(own) if one == coding]
             numbers[same] = torch.where(self.kept, self.own.to(numbers.dtype)[same], numbers[same])
@@ -491,23 +519,48 @@ class FinishedRows:
         return numbers.cpu().numpy().astype(coding.dtype)
 
 
-def finish(plan: ScenePlan, blended: Tensor, valid: Tensor, own: Tensor | None, threshold: float) -> FinishedRows:
+def clear_dates(cloud: Tensor, valid: Tensor, threshold: float) -> Tensor:
+    """Return (h, w): the number of dates (T, h, w) that show the ground clearly."""
+    return (valid & (cloud < threshold)).sum(dim=0)
+
+
+def finish(
+    plan: ScenePlan, blended: Tensor, valid: Tensor, own: Tensor | None, options: RemoverOptions
+) -> FinishedRows:
     """Return blended planes (channels, h, w) as a finished part: clear pixels of the reference date are put back.
 
     Every pixel is finished for itself, so that any part of a scene may be finished alone.
     """
-    bands, reference = len(plan.bands), plan.reference
-    image, cloud, spread = blended[:bands].clamp(min=0.0), blended[bands : bands + len(plan.clouds)], None
+    reference, threshold = plan.reference, options.cloud_threshold
+    image, cloud, spread, weights = plan.split(blended)
+    image = image.clamp(min=0.0)
     kept = torch.zeros(valid.shape[1:], dtype=torch.bool, device=valid.device)
     if reference is not None and own is not None:
         kept = (cloud[plan.clouds.index(reference)] < threshold) & valid[reference]
         values, _ = decode(own, plan.codings[reference])
         image = torch.where(kept, values, image)
     seen = valid.any(dim=0)
-    image = image.masked_fill(~seen, torch.nan)
-    if plan.spread:
-        spread = blended[bands + len(plan.clouds) :].masked_fill(~seen, torch.nan).masked_fill(kept, 0.0)
-    return FinishedRows(image, kept, valid, cloud, spread, own)
+    if spread is not None:
+        spread = spread.masked_fill(~seen, torch.nan).masked_fill(kept, 0.0)
+    shown = seen
+    if options.min_count:
+        shown = shown & (kept | (clear_dates(cloud, valid, threshold) >= options.min_count))
+    if options.max_uncertainty is not None and spread is not None:
+        shown = shown & (spread <= options.max_uncertainty).all(dim=0)
+    image = image.masked_fill(~shown, torch.nan)
+    return FinishedRows(image, shown, kept, valid, cloud, spread, own, _source_date(plan, weights, shown, kept))
+
+
+def _source_date(plan: ScenePlan, weights: Tensor | None, shown: Tensor, kept: Tensor) -> Tensor | None:
+    """Return `FinishedRows.source_date` of blended weights (T + 1, h, w), the fill last."""
+    if weights is None:
+        return None
+    dates = len(plan.codings)
+    largest = weights.argmax(dim=0)
+    codes = torch.where(largest == dates, FILLED, largest + 1)
+    if plan.reference is not None:
+        codes = codes.masked_fill(kept, plan.reference + 1)
+    return codes.masked_fill(~shown, NODATA).to(torch.uint8)
 
 
 class Pending:
@@ -533,11 +586,11 @@ class Pending:
                 self.own = torch.zeros(shape, dtype=tile.own.dtype, device=self.valid.device)
             self.own[:, *place.slices] = tile.own[:, *part.slices].to(self.own.device)
 
-    def finished(self, rows: int, threshold: float, columns: slice = slice(None)) -> FinishedRows:
+    def finished(self, rows: int, options: RemoverOptions, columns: slice = slice(None)) -> FinishedRows:
         """Return the first rows of the rectangle, finished."""
         own = None if self.own is None else self.own[:, :rows, columns]
         blended = self.blend.result(rows)[..., columns]
-        return finish(self.plan, blended, self.valid[:, :rows, columns], own, threshold)
+        return finish(self.plan, blended, self.valid[:, :rows, columns], own, options)
 
     def advance(self, rows: int) -> None:
         """Move the rectangle down by so many rows."""
@@ -562,7 +615,7 @@ def run_rows(
     executor: Executor,
     sink: RowSink,
     *,
-    threshold: float,
+    options: RemoverOptions,
     device: torch.device | str = "cpu",
     first: int = 0,
     unfinished: tuple[Tensor, Tensor] | None = None,
@@ -570,6 +623,7 @@ def run_rows(
 ) -> None:
     """Compute the tiles, blend them, finish the rows that no later tile changes and hand them to the sink.
 
+    options: of the remover: the threshold of masks, and which pixels have no value.
     first: the row of tiles from which on rows are missing. unfinished: total and weight of the blend that reach into
     it, from an earlier run; without them the tiles above that reach into it are computed again.
     """
@@ -598,21 +652,21 @@ def run_rows(
                     pending.add(window, tile)
                 done += 1
                 if window == last[window.row] and window.row >= top:
-                    _end_rows(plan, plan.starts.index(window.row), pending, sink, threshold)
+                    _end_rows(plan, plan.starts.index(window.row), pending, sink, options)
                 if progress is not None:
                     progress(done, len(plan.windows))
             if stream is not None:
                 stream.synchronize()  # before the memory of the tiles is used again
 
 
-def _end_rows(plan: ScenePlan, strip: int, pending: Pending, sink: RowSink, threshold: float) -> None:
+def _end_rows(plan: ScenePlan, strip: int, pending: Pending, sink: RowSink, options: RemoverOptions) -> None:
     """Finish the rows of one row of tiles."""
     height, width = plan.shape
     top = plan.starts[strip]
     count = (plan.starts[strip + 1] if strip + 1 < len(plan.starts) else height) - top
     step = COLUMNS if pending.valid.device.type == "cpu" else width
     for left in range(0, width, step):
-        sink.write(top, left, pending.finished(count, threshold, slice(left, left + step)))
+        sink.write(top, left, pending.finished(count, options, slice(left, left + step)))
     pending.advance(count)
     below = pending.area.height - count
     sink.end_rows(strip, (pending.blend.total[:, :below], pending.blend.weight[:below]))
@@ -695,16 +749,15 @@ class ArraySink:
         }
         if plan.spread:
             self.arrays["spread"] = np.empty((count, *plan.shape), np.float32)
+        if plan.sources:
+            self.arrays["source_date"] = np.empty(plan.shape, np.uint8)
 
     def write(self, top: int, left: int, part: FinishedRows) -> None:
         """Copy a rectangle of finished rows."""
         height, width = part.kept.shape
         place = slice(top, top + height), slice(left, left + width)
-        values = {"clear": part.clear, "kept": part.kept, "cloud": part.cloud, "spread": part.spread}
         for name, array in self.arrays.items():
-            value = values[name]
-            assert value is not None
-            array[..., *place] = value.cpu().numpy()
+            array[..., *place] = vars(part)[name].cpu().numpy()
 
     def end_rows(self, strip: int, unfinished: tuple[Tensor, Tensor]) -> None:
         """Arrays in memory keep nothing for a later run."""

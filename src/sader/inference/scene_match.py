@@ -181,6 +181,12 @@ class Overview:
         clear = 1 - np.nan_to_num(self.cloud, nan=0.0)
         return (clear * self.valid).mean(axis=(1, 2), dtype=np.float64)
 
+    def unseen_share(self, threshold: float) -> float:
+        """Return the part of the pixels with data that no date shows clearly."""
+        seen = self.valid.any(axis=0)
+        clear = (self.valid & ~(self.cloud >= threshold)).any(axis=0)
+        return float((seen & ~clear).sum() / max(seen.sum(), 1))
+
     def match(self, remover: Remover, reference: int | None, shape: tuple[int, int]) -> SceneMatch | None:
         """Return the maps that bring all dates to one radiometry.
 

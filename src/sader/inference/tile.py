@@ -40,6 +40,8 @@ class TileOutput(NamedTuple):
     """(B, C, H, W): expected standard deviation; None for networks without an error head."""
     shown: Tensor | None = None
     """bool (B, H, W), only with a scene match: see `masks.leading_date`."""
+    weights: Tensor | None = None
+    """(B, T + 1, H, W): weight of each date in the composite, the fill last; None for networks without a composite."""
 
 
 class RawTiles(NamedTuple):
@@ -51,6 +53,8 @@ class RawTiles(NamedTuple):
     """(B, C, H, W): expected standard deviation; 0 for one sample of a network that does not estimate its error."""
     cloud: Tensor
     """(B, T, H, W): mask of cloud or shadow that was used; NaN where none was given or needed."""
+    weights: Tensor | None
+    """As in `TileOutput`."""
 
 
 @dataclass(frozen=True)
@@ -150,7 +154,7 @@ class SaderTile(nn.Module):
                 image = with_contrast(image, condition.contrast)
             images.append(image)
         error = expected_error(condition, scene=inputs.change is not None)
-        return TileOutput(torch.stack(images), cloud, error, shown)
+        return TileOutput(torch.stack(images), cloud, error, shown, condition.weights)
 
 
 def _state_noise(noise: NoiseOf, shape: torch.Size, draw: int) -> Tensor:

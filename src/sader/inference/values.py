@@ -37,7 +37,11 @@ FLOATS = ("float32", "float64")
 NODATA, OBSERVED, RECONSTRUCTED = 0, 1, 2
 """Codes of the provenance layer."""
 UNKNOWN = 255
-"""In a mask: nothing is known about the pixel, as outside the file."""
+"""In a mask and in a count of clear dates: nothing is known about the pixel, as outside the files."""
+FILLED = 255
+"""In the layer of source dates, whose dates count from 1: filled from the surroundings, from no date."""
+MOST_SOURCES = FILLED - 1
+"""Dates that the layer of source dates can name."""
 
 
 @dataclass(frozen=True)

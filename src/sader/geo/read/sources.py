@@ -22,7 +22,8 @@ from sader.geo.stac.items import items_in, locate
 from sader.geo.stack import DateSource
 from sader.inference.tiling import Notice
 
-SIDE_FILES = ("_mask", "_cloudmask", "_label", "_scl", "_uncertainty", "_count", "_provenance", "_cld", "_aot", "_wvp",
+SIDE_FILES = ("_mask", "_cloudmask", "_label", "_scl", "_uncertainty", "_count", "_provenance",
+              "_source_date", "_masks", "_cld", "_aot", "_wvp",
               "_fmask", ".fmask", "_qa_pixel", "_qa60", "_udm", "_udm2", "_udm2_clip")  # fmt: skip
 """Endings of names that are masks or results beside an acquisition, no acquisition themselves."""
 _VIRTUAL = re.compile(r"/vsi[a-z0-9_]+[/?]|[a-z][a-z0-9+.-]+://", re.IGNORECASE)

@@ -51,7 +51,7 @@ class Layer:
     """One image to be written: its name, its coding, the meaning of its bands."""
 
     name: str
-    """"result", "uncertainty", "count" or "provenance"."""
+    """"result", "uncertainty", "count", "masks", "provenance" or "source_date"."""
     bands: tuple[str, ...]
     coding: ValueCoding
     categories: bool = False

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from colorsys import hsv_to_rgb
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -10,14 +11,17 @@ from sader.errors import ConfigError
 from sader.geo.scene.cog import Layer, check_names
 from sader.geo.stack import GeoStack
 from sader.inference.scene import GPU_BATCH
-from sader.inference.values import NODATA, UNKNOWN, ValueCoding
+from sader.inference.values import FILLED, NODATA, UNKNOWN, ValueCoding
 
 SPREAD_SAMPLES = 4
 """Samples for an uncertainty layer of a network that does not state its error."""
 MOST_THREADS = 1024
-COUNTS = ValueCoding("uint8", 1.0, 0.0, None, declared=False)
+GOLDEN = 0.618
+"""Step of the hue from one date to the next: any number of hues stay apart."""
 CODES = ValueCoding("uint8", 1.0, 0.0, float(NODATA), declared=False)
+"""Provenance and source dates."""
 MASKS = ValueCoding("uint8", 1.0, 0.0, float(UNKNOWN), declared=False)
+"""Masks and counts of clear dates."""
 SPREAD = ValueCoding("float32", 1.0, 0.0, float("nan"), declared=False)
 
 PROVENANCE_LEGEND = (
@@ -59,16 +63,22 @@ class SceneOptions:
     """Pixels by which the masks of the model are widened; None = those of the remover."""
     haze: str | None = None
     """"remove" or "keep": whether thin cloud and haze hide a pixel; None = as the remover does."""
+    min_count: int | None = None
+    """Clear dates below which a reconstructed pixel becomes nodata; None = as the remover does."""
+    max_uncertainty: float | None = None
+    """Expected error in reflectance above which a reconstructed pixel becomes nodata; None = as the remover does."""
     masks: str | None = None
     """Estimate of unknown masks: "network" or "head"; None = that of the remover."""
     uncertainty: bool = False
     """Also write the expected standard deviation."""
     count: bool = False
-    """Also write how many dates show the ground clearly."""
+    """Also write how many dates show the ground clearly: 0 none of them, 255 nodata."""
     save_masks: bool = False
     """Also write the mask of each date that was used: 0 clear, 1 hidden, 255 nodata."""
     provenance: bool = False
     """Also write the origin of each pixel: 0 nodata, 1 observed in the reference date, 2 reconstructed."""
+    source_date: bool = False
+    """Also write which date contributes most to each pixel: 1 the first input, ..., 255 none (filled), 0 nodata."""
     overwrite: bool = False
     backend: str | None = None
     """Backend of the tiles: "torch", "accelerated" or "onnx"; None = "accelerated" on a GPU, "torch" on a CPU."""
@@ -81,8 +91,13 @@ class SceneOptions:
 
     @property
     def sample_count(self) -> int:
-        """Samples; 4 for an uncertainty layer where the number is not given."""
-        return self.samples if self.samples is not None else (SPREAD_SAMPLES if self.uncertainty else 1)
+        """Samples; 4 where the expected error is needed and the number is not given."""
+        return self.samples if self.samples is not None else (SPREAD_SAMPLES if self.needs_spread else 1)
+
+    @property
+    def needs_spread(self) -> bool:
+        """Whether the expected error is needed."""
+        return self.uncertainty or self.max_uncertainty is not None
 
     def remover_changes(self, *, overlap: int, batch_size: int, on_gpu: bool) -> dict[str, Any]:
         """Return the options of a remover that differ; overlap, batch_size: its own."""
@@ -96,6 +111,8 @@ class SceneOptions:
             "cloud_threshold": self.cloud_threshold,
             "mask_growth": self.mask_growth,
             "haze": self.haze,
+            "min_count": self.min_count,
+            "max_uncertainty": self.max_uncertainty,
             "masks": self.masks,
             "resampling": self.resampling,
             "guide": self.guide,
@@ -116,10 +133,24 @@ def layers_of(stack: GeoStack, options: SceneOptions) -> tuple[Layer, ...]:
     if options.uncertainty:
         layers.append(Layer("uncertainty", tuple(f"{band} standard deviation" for band in bands), SPREAD))
     if options.count:
-        layers.append(Layer("count", ("clear observations",), COUNTS, categories=True))
+        layers.append(Layer("count", ("clear observations",), MASKS, categories=True))
     if options.save_masks:
         layers.append(Layer("masks", check_names([one.name for one in stack.sources]), MASKS, categories=True))
     if options.provenance:
         meaning = ("provenance: 0 nodata, 1 observed, 2 reconstructed",)
         layers.append(Layer("provenance", meaning, CODES, categories=True, legend=PROVENANCE_LEGEND))
+    if options.source_date:
+        meaning = ("date that contributes most",)
+        layers.append(Layer("source_date", meaning, CODES, categories=True, legend=source_legend(stack)))
     return tuple(layers)
+
+
+def source_legend(stack: GeoStack) -> tuple[tuple[str, tuple[int, int, int, int]], ...]:
+    """Return name and colour of each code of the layer of source dates."""
+    dates = []
+    for number, source in enumerate(stack.sources):
+        red, green, blue = (round(255 * part) for part in hsv_to_rgb(0.6 + GOLDEN * number, 0.6, 0.9))
+        name = source.name if source.date is None else f"{source.date:%Y-%m-%d}"
+        dates.append((check_names([name])[0], (red, green, blue, 255)))
+    unused = [("", (0, 0, 0, 0))] * (FILLED - 1 - len(dates))
+    return PROVENANCE_LEGEND[NODATA], *dates, *unused, ("no date", (40, 40, 40, 255))

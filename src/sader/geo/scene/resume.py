@@ -260,6 +260,9 @@ class RowFiles:
                 layers[name] = part.count(self.threshold).cpu().numpy()[None]
             elif name == "masks":
                 layers[name] = part.masks(self.threshold).cpu().numpy()
+            elif name == "source_date":
+                assert part.source_date is not None
+                layers[name] = part.source_date.cpu().numpy()[None]
             elif name == "uncertainty":
                 assert part.spread is not None
                 layers[name] = part.spread.cpu().numpy()

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from sader._version import __version__
-from sader.errors import ClusterError, DataError, OutputError, SaderError, require
+from sader.errors import ClusterError, ConfigError, DataError, OutputError, SaderError, require
 from sader.files import replace as move
 from sader.geo.read.raster import close_files, open_raster
 from sader.geo.scene.cog import Layer, RowFile, make_cog, writing
@@ -27,7 +27,7 @@ from sader.geo.scene.options import SceneOptions, layers_of, side_file
 from sader.geo.scene.resume import RowFiles, WorkFolder, describe_source, job_digest
 from sader.geo.scene.source import StackScene, check_order, read_overview
 from sader.geo.stack import GeoStack
-from sader.inference.remover import CloudRemover, default_backend
+from sader.inference.remover import DEFAULT_MODEL, CloudRemover, default_backend
 from sader.inference.scene import Executor, ScenePlan, local_executor, run_rows, warmed_up
 from sader.inference.scene_match import Overview, check_reference, find_reference
 from sader.inference.tiling import Notice, Progress
@@ -204,7 +204,7 @@ def clear_scene(
                             rows.plan,
                             tiles,
                             rows.sink,
-                            threshold=scene.remover.options.cloud_threshold,
+                            options=scene.remover.options,
                             device=scene.remover.device if executor is None else "cpu",
                             first=work.state.strips,
                             unfinished=work.unfinished(),
@@ -235,7 +235,17 @@ def prepared(stack: GeoStack, remover: CloudRemover, options: SceneOptions, targ
     if options.samples is None and remover.states_error:
         options = replace(options, samples=1)
     remover.check_numbers(options.steps, options.sample_count, options.seed)
+    check_layers(options, remover)
     return Scene(stack, remover, options, target)
+
+
+def check_layers(options: SceneOptions, remover: CloudRemover) -> None:
+    """Refuse a layer that the remover cannot provide."""
+    if options.source_date and not remover.states_source:
+        raise ConfigError(
+            f"source_date needs a model that weights its dates, and not backend onnx; this is {remover.config.name} "
+            f"with backend {remover.options.backend}. Use {DEFAULT_MODEL} with backend torch."
+        )
 
 
 def scene_remover(remover: CloudRemover, options: SceneOptions) -> CloudRemover:
@@ -278,7 +288,8 @@ def _start_rows(scene: Scene, work: WorkFolder, notice: Notice, opened: OpenScen
         steps=options.steps,
         seed=options.seed,
         samples=options.sample_count,
-        spread=options.uncertainty,
+        spread=options.needs_spread or remover.options.max_uncertainty is not None,
+        sources=options.source_date,
     )
     if opened is None:
         source = StackScene.of(stack, remover.config.network.aux_bands)
@@ -295,8 +306,14 @@ def _start_rows(scene: Scene, work: WorkFolder, notice: Notice, opened: OpenScen
             f"clouds hide {1 - HARDLY_CLEAR:.0%} or more of every date, so the whole result is an estimate. If the "
             "images look clear, check their scale and offset (--scale, --offset), or give masks (--mask)."
         )
+    elif (unseen := overview.unseen_share(remover.options.cloud_threshold)) and remover.options.min_count == 0:
+        notice(
+            f"no date shows {unseen:.1%} of the scene clearly: it is filled from its surroundings there. --min-count 1 "
+            "writes nodata instead, --count shows where."
+        )
     dates = tuple(range(len(stack.sources)))
-    clouds = dates if options.count or options.save_masks else () if reference is None else (reference,)
+    every = options.count or options.save_masks or remover.options.min_count
+    clouds = dates if every else () if reference is None else (reference,)
     plan = replace(plan, reference=reference, match=match, clouds=clouds)
     stored = replace(stack, coding=_coding(stack, reference))
     # The stored numbers of the reference date are copied where they lie on the grid of the result.

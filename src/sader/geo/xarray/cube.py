@@ -19,6 +19,8 @@ from sader.errors import BandError, ShapeError, ValueRangeError, require
 from sader.inference.scene import ArrayScene
 from sader.inference.values import (
     COUNTS_FROM,
+    FILLED,
+    NODATA,
     SENTINEL_SCALE,
     ValueCoding,
     coding_of,
@@ -118,6 +120,13 @@ def result_array(cube: Cube, data: Any, *, name: str, band: bool = True, **attrs
     if "grid_mapping" in cube.layout.encoding:  # rioxarray finds the CRS by it
         made.encoding["grid_mapping"] = cube.layout.encoding["grid_mapping"]
     return made
+
+
+def source_flags(names: Sequence[str]) -> dict[str, Any]:
+    """Return the CF attributes of the layer of source dates; names: those of the dates."""
+    codes = np.array([NODATA, *range(1, len(names) + 1), FILLED], np.uint8)
+    meanings = ["no_data", *("_".join(name.split()) for name in names), "no_date"]
+    return {"flag_values": codes, "flag_meanings": " ".join(meanings)}
 
 
 def mask_data(cloud_mask: xr.DataArray | None, cube: Cube) -> Any:

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from sader.errors import ConfigError, require
 from sader.geo.scene.options import SceneOptions
 from sader.geo.scene.run import scene_remover
-from sader.geo.xarray.cube import Cube, check_counts, cube_scene, mask_data, open_cube, result_array
+from sader.geo.xarray.cube import Cube, check_counts, cube_scene, mask_data, open_cube, result_array, source_flags
 from sader.inference.scene import (
     Pending,
     RawTile,
@@ -29,18 +29,21 @@ from sader.inference.scene import (
 )
 from sader.inference.scene_match import SceneMatch, check_reference, decimation, find_reference, intra_op_threads
 from sader.inference.tiling import Window, common
-from sader.inference.values import HIGHEST, LOWEST, NODATA, OBSERVED, RECONSTRUCTED
+from sader.inference.values import FILLED, HIGHEST, LOWEST, MOST_SOURCES, NODATA, OBSERVED, RECONSTRUCTED, UNKNOWN
 
 if TYPE_CHECKING:
     import xarray as xr
 
-    from sader.inference.options import Removal
-    from sader.inference.remover import CloudRemover
+    from sader.inference.remover import CloudRemover, Removal, RemoverOptions
 
 Reference = int | str | np.datetime64 | None
 PROVENANCE_TEXT = f"{NODATA} no data, {OBSERVED} observed (reference date), {RECONSTRUCTED} reconstructed"
 
-PLANES = {"clear_count": "dates that show the ground clearly", "provenance": PROVENANCE_TEXT}
+PLANES = {
+    "clear_count": f"dates that show the ground clearly, {UNKNOWN} where none has data",
+    "provenance": PROVENANCE_TEXT,
+    "source_date": f"date that contributes most, from 1; {FILLED} none (filled), {NODATA} no data",
+}
 """Layer of one plane -> its meaning."""
 
 
@@ -56,7 +59,7 @@ def remove_xarray(
     """Return the clear image (band, y, x) of an array (time, band, y, x), with its coordinates and CRS.
 
     With reference="each" every date is cleaned in turn: the result is (time, band, y, x). With layers=True it is a
-    Dataset of `clear`, `uncertainty`, `clear_count` and `provenance` (see `clear_dataset`).
+    Dataset of `clear`, `uncertainty`, `clear_count`, `provenance` and `source_date` (see `clear_dataset`).
 
     An array in memory is computed at once, one backed by dask lazily (on a cluster with a `dask.distributed` client).
     Axes and bands are found by name; integers are decoded by their CF attributes (scale_factor, add_offset,
@@ -64,7 +67,8 @@ def remove_xarray(
 
     reference: "auto" (the clearest date), an index, a date such as "2022-05-13", or None for a new image.
     cloud_mask: (time, y, x), True = cloud or shadow; None: the model estimates it.
-    options: tile, overlap, seed, samples, steps; for lazy arrays also chunks (see `sader.geo.xarray.lazy.clear`).
+    options: tile, overlap, min_count, max_uncertainty, haze, seed, samples, steps and others of `SceneOptions`; for
+        lazy arrays also chunks (see `sader.geo.xarray.lazy.clear`).
 
     >>> cube = xarray.open_dataarray("cube.nc", chunks={})                                      # doctest: +SKIP
     >>> remover = sader.CloudRemover.from_pretrained("sader-s2-rgbn")                           # doctest: +SKIP
@@ -78,7 +82,8 @@ def remove_xarray(
             warnings.simplefilter("ignore")
             found = clear_dataset(array, remover, reference=reference, cloud_mask=cloud_mask, extras=layers, **options)
             return found if layers else found["clear"]
-    remover = scene_remover(remover, SceneOptions(tile=options.pop("tile", None), overlap=options.pop("overlap", None)))
+    own = {name for name in SceneOptions.__dataclass_fields__ if name not in ("seed", "samples", "steps")}
+    remover = scene_remover(remover, SceneOptions(**{name: options.pop(name) for name in own & options.keys()}))
     mask = mask_data(cloud_mask, cube)
     masks = None if mask is None else np.asarray(mask)
     scene = cube_scene(cube, cube.data, masks)
@@ -108,12 +113,22 @@ def _with_layers(
     if made.spread is not None:
         text = "expected standard deviation"
         found["uncertainty"] = result_array(cube, made.spread, name="uncertainty", long_name=text, units="1")
-    planes = {"provenance": np.where(made.kept, OBSERVED, np.where(valid.any(axis=0), RECONSTRUCTED, NODATA))}
+    shown = np.isfinite(made.clear).all(axis=0)
+    planes = {"provenance": np.where(made.kept, OBSERVED, np.where(shown, RECONSTRUCTED, NODATA))}
     if made.cloud is not None:
-        planes["clear_count"] = (valid & (made.cloud < threshold)).sum(axis=0).clip(max=255)
+        count = (valid & (made.cloud < threshold)).sum(axis=0).clip(max=UNKNOWN - 1)
+        planes["clear_count"] = np.where(valid.any(axis=0), count, UNKNOWN)
+    if made.source_date is not None:
+        planes["source_date"] = made.source_date
     for name, plane in planes.items():
-        found[name] = result_array(cube, plane.astype(np.uint8), name=name, band=False, long_name=PLANES[name])
+        found[name] = plane_array(cube, plane.astype(np.uint8), name)
     return xarray.Dataset(found)
+
+
+def plane_array(cube: Cube, data: Any, name: str) -> xr.DataArray:
+    """Return a layer of one plane (H, W) with the meaning of its numbers."""
+    flags = source_flags(cube.names) if name == "source_date" else {}
+    return result_array(cube, data, name=name, band=False, long_name=PLANES[name], **flags)
 
 
 def _each(
@@ -168,12 +183,14 @@ def clear_dataset(
     scene_match: match the dates of the whole scene, as `CloudRemover.predict` does; even a corner of the result then
         needs the overview. False: each tile by itself. A fitted `SceneMatch` is used as it is.
     extras: False leaves only `clear`; tiles are then smaller while they wait for their neighbours.
-    options: tile, overlap, seed, samples and steps of `SceneOptions`.
+    options: tile, overlap, seed, samples, steps, min_count, max_uncertainty and others of `SceneOptions`.
 
-    clear: (band, y, x) reflectance, NaN where no date has data.
+    clear: (band, y, x) reflectance, NaN where no date has data, or min_count or max_uncertainty withholds it.
     uncertainty: (band, y, x) expected standard deviation, 0 where the pixel was observed; for several samples, or a
         network that states its error.
-    clear_count: (y, x) dates that show the ground clearly. provenance: (y, x) `NODATA`, `OBSERVED`, `RECONSTRUCTED`.
+    clear_count: (y, x) dates that show the ground clearly, 255 where none has data.
+    provenance: (y, x) `NODATA`, `OBSERVED`, `RECONSTRUCTED`.
+    source_date: (y, x) the date that contributes most, from 1; 255 none (filled from the surroundings), 0 no data.
     """
     import xarray
 
@@ -188,7 +205,7 @@ def clear_dataset(
         scene_match = False
     if str(reference).lower() != "auto":
         date = find_reference(reference, cube.names, [None] * cube.shape[0], None)
-        plan = _referred(plan, date, scene_match if isinstance(scene_match, SceneMatch) else None, extras)
+        plan = _referred(plan, date, scene_match if isinstance(scene_match, SceneMatch) else None)
     regions = _graph(cube, plan, remover, mask, _edge(chunks, plan), reference, scene_match, extras)
     return xarray.Dataset(_variables(cube, regions, plan, extras))
 
@@ -209,13 +226,14 @@ def cube_plan(cube: Cube, remover: CloudRemover, options: SceneOptions, *, extra
         steps=options.steps,
         seed=options.seed,
         samples=samples,
-        clouds=tuple(range(dates)) if extras else (),
-        spread=extras and (samples > 1 or remover.states_error),
+        clouds=tuple(range(dates)) if extras or remover.options.min_count else (),
+        spread=(extras or remover.options.max_uncertainty is not None) and (samples > 1 or remover.states_error),
+        sources=extras and remover.states_source and dates <= MOST_SOURCES,
     )
 
 
-def _referred(plan: ScenePlan, reference: int | None, match: SceneMatch | None, extras: bool) -> ScenePlan:
-    clouds = plan.clouds if extras or reference is None else (reference,)
+def _referred(plan: ScenePlan, reference: int | None, match: SceneMatch | None) -> ScenePlan:
+    clouds = plan.clouds if plan.clouds or reference is None else (reference,)
     return replace(plan, reference=reference, match=match, clouds=clouds)
 
 
@@ -236,9 +254,9 @@ def _variables(cube: Cube, regions: Regions, plan: ScenePlan, extras: bool) -> d
         joined = _joined(regions, "uncertainty", floats, np.float32)
         text = "expected standard deviation"
         found["uncertainty"] = result_array(cube, joined, name="uncertainty", long_name=text, units="1")
-    for name, text in PLANES.items() if extras else ():
-        plane = _joined(regions, name, plan.shape, np.uint8)
-        found[name] = result_array(cube, plane, name=name, band=False, long_name=text)
+    for name in PLANES if extras else ():
+        if name != "source_date" or plan.sources:
+            found[name] = plane_array(cube, _joined(regions, name, plan.shape, np.uint8), name)
     return found
 
 
@@ -255,7 +273,6 @@ def find_plan(
     masks: NDArray[Any] | None,
 ) -> ScenePlan:
     """Return the plan with the reference date and the match found on the decimated dates."""
-    extras = bool(plan.clouds)
     with remover.turn:
         overview = cube_scene(cube, numbers, masks).as_overview(remover)
         date = find_reference(reference, cube.names, [None] * len(cube.names), overview.clear_share)
@@ -263,7 +280,7 @@ def find_plan(
         fitted = match if isinstance(match, SceneMatch) else None
         if match is True:
             fitted = overview.match(remover, date, plan.shape)
-    return _referred(plan, date, fitted, extras)
+    return _referred(plan, date, fitted)
 
 
 def compute_tile(
@@ -284,17 +301,23 @@ def compute_tile(
 
 
 def finish_chunk(
-    plan: ScenePlan, threshold: float, area: Window, windows: Sequence[Window], tiles: Sequence[tuple[Any, ...] | None]
+    plan: ScenePlan,
+    options: RemoverOptions,
+    area: Window,
+    windows: Sequence[Window],
+    tiles: Sequence[tuple[Any, ...] | None],
 ) -> dict[str, NDArray[Any]]:
     """Return the finished variables of one chunk from the tiles that touch it, in the order of `plan_windows`."""
     pending = Pending(plan, area, "cpu")
     for window, tile in zip(windows, tiles, strict=True):
         if tile is not None:
             pending.add(window, RawTile.of(tile))
-    part = pending.finished(area.height, threshold)
+    part = pending.finished(area.height, options)
     found = {"clear": part.clear.numpy(), "provenance": part.provenance().numpy()}
     if len(plan.clouds) == len(plan.codings):
-        found["clear_count"] = part.count(threshold).numpy()
+        found["clear_count"] = part.count(options.cloud_threshold).numpy()
+    if part.source_date is not None:
+        found["source_date"] = part.source_date.numpy()
     if part.spread is not None:
         found["uncertainty"] = part.spread.numpy()
     return found
@@ -345,7 +368,6 @@ def _graph(
         for window in plan.windows
     ]
     chunk = dask.delayed(finish_chunk, pure=False)
-    threshold = remover.options.cloud_threshold
     rows = []
     height, width = plan.shape
     for top in range(0, height, edge):
@@ -355,7 +377,7 @@ def _graph(
             near = [index for index, window in enumerate(plan.windows) if common(area, window) is not None]
             windows, parts = [plan.windows[index] for index in near], [tiles[index] for index in near]
             key = f"sader-chunk-{token}-{top:06d}-{left:06d}"
-            row.append((area, chunk(settled, threshold, area, windows, parts, dask_key_name=key)))
+            row.append((area, chunk(settled, remover.options, area, windows, parts, dask_key_name=key)))
         rows.append(row)
     return rows
 

@@ -26,13 +26,13 @@ from sader.files import sync_folder
 from sader.geo.grid import Grid
 from sader.geo.read.raster import open_raster
 from sader.geo.scene.cog import IDENTITY, Layer, RowFile, writing
-from sader.geo.scene.options import CODES, COUNTS, SPREAD, SceneOptions
+from sader.geo.scene.options import CODES, MASKS, SPREAD, SceneOptions
 from sader.geo.scene.resume import CHUNKS, RowFiles, WorkFolder, job_digest, sampled_hash
-from sader.geo.scene.run import SceneReport, job_facts, resumable, scene_remover
+from sader.geo.scene.run import SceneReport, check_layers, job_facts, resumable, scene_remover
 from sader.geo.stack import GeoStack
 from sader.geo.xarray.cluster import cluster_executor
-from sader.geo.xarray.cube import Cube, check_counts, cube_scene, mask_data, open_cube, result_array
-from sader.geo.xarray.lazy import PROVENANCE_TEXT, cube_plan
+from sader.geo.xarray.cube import Cube, check_counts, cube_scene, mask_data, open_cube, result_array, source_flags
+from sader.geo.xarray.lazy import PLANES, cube_plan, plane_array
 from sader.inference.scene import ScenePlan, SceneWindow, local_executor, run_rows
 from sader.inference.scene_match import check_reference, decimation, find_reference
 from sader.inference.tiling import Notice, Progress, Window
@@ -101,7 +101,7 @@ def clear_zarr(
 ) -> SceneReport:
     """Write the clear image of the dates in a Zarr store as another Zarr store and return the report.
 
-    options: as for files; uncertainty, count and provenance become variables (`clear_count` for the count).
+    options: as for files; uncertainty, count, provenance and source_date become variables (`clear_count` the count).
     variable: name of the (time, band, y, x) variable; None = the only one, or all (time, y, x) ones as bands.
     mask: name of a (time, y, x) variable, True = cloud or shadow.
     address: of a dask scheduler (`cluster.connect`); None = threads of this process.
@@ -119,6 +119,7 @@ def clear_zarr(
     if options.samples is None and remover.states_error:
         options = replace(options, samples=1)
     numbers = remover.check_numbers(options.steps, options.sample_count, options.seed)
+    check_layers(options, remover)
     array, masks = read_zarr(path, variable=variable, mask=mask)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
@@ -190,7 +191,7 @@ def _compute(
             plan,
             executor,
             rows,
-            threshold=rows.threshold,
+            options=remover.options,
             device=remover.device if address is None else "cpu",
             first=work.state.strips,
             unfinished=work.unfinished(),
@@ -211,8 +212,10 @@ def _planned(
     check_reference(wanted, date, overview, cube.names)
     plan = cube_plan(cube, remover, replace(options, samples=options.sample_count), extras=True)
     match = overview.match(remover, date, plan.shape)
-    clouds = plan.clouds if options.count else () if date is None else (date,)
-    plan = replace(plan, reference=date, match=match, clouds=clouds, spread=plan.spread and options.uncertainty)
+    every = options.count or remover.options.min_count
+    clouds = plan.clouds if every else () if date is None else (date,)
+    spread = plan.spread and (options.uncertainty or remover.options.max_uncertainty is not None)
+    plan = replace(plan, reference=date, match=match, clouds=clouds, spread=spread, sources=options.source_date)
     return plan, tuple(round(float(share), 4) for share in overview.clear_share)
 
 
@@ -240,14 +243,13 @@ def describe_store(path: str | Path) -> dict[str, Any]:
 
 # ------------------------------------------------------------------------------------------------ output
 
-VARIABLES = {"result": "clear", "uncertainty": "uncertainty", "count": "clear_count", "provenance": "provenance"}
+VARIABLES = {
+    "result": "clear", "uncertainty": "uncertainty", "count": "clear_count", "provenance": "provenance",
+    "source_date": "source_date",
+}  # fmt: skip
 """Layer -> variable of the store."""
-TEXTS = {
-    "result": "reflectance",
-    "uncertainty": "expected standard deviation",
-    "count": "dates that show the ground clearly",
-    "provenance": PROVENANCE_TEXT,
-}
+TEXTS = {"clear": "reflectance", "uncertainty": "expected standard deviation", **PLANES}
+"""Variable -> its meaning."""
 
 
 def _layers(cube: Cube, options: SceneOptions) -> list[Layer]:
@@ -256,9 +258,11 @@ def _layers(cube: Cube, options: SceneOptions) -> list[Layer]:
     if options.uncertainty:
         layers.append(Layer("uncertainty", cube.bands, SPREAD))
     if options.count:
-        layers.append(Layer("count", ("count",), COUNTS))
+        layers.append(Layer("count", ("count",), MASKS))
     if options.provenance:
         layers.append(Layer("provenance", ("provenance",), CODES))
+    if options.source_date:
+        layers.append(Layer("source_date", ("source_date",), CODES))
     return layers
 
 
@@ -276,9 +280,11 @@ def _write_store(rows: RowFiles, cube: Cube, target: Path, report: SceneReport) 
         band = layer.name in ("result", "uncertainty")
         shape = (len(layer.bands), *plan.shape) if band else plan.shape
         empty = da.zeros(shape, dtype=layer.coding.dtype, chunks=(-1, edge, edge) if band else edge)
-        attrs: dict[str, Any] = {"long_name": TEXTS[layer.name], **({"units": "1"} if band else {})}
         name = VARIABLES[layer.name]
-        variables[name] = result_array(cube, empty, name=name, band=band, **attrs)
+        if band:
+            variables[name] = result_array(cube, empty, name=name, long_name=TEXTS[name], units="1")
+        else:
+            variables[name] = plane_array(cube, empty, name)
     variables["clear"].attrs.update(coding_attributes(cube.coding))
     with warnings.catch_warnings():
         # Text as band names, and the marker.
@@ -511,7 +517,13 @@ def _create(part: Path, stack: GeoStack, done: Done, coding: ValueCoding) -> lis
         dims = ["time", *(["band"] if band else []), "y", "x"]
         chunks = (1, *((-1,) if band else ()), EDGE, EDGE)
         empty = da.zeros(shape, dtype=types.get(layer, "uint8"), chunks=chunks)
-        attrs = {"long_name": TEXTS[layer], "grid_mapping": "spatial_ref", **({"units": "1"} if band else {})}
+        attrs = {
+            "long_name": TEXTS[VARIABLES[layer]],
+            "grid_mapping": "spatial_ref",
+            **({"units": "1"} if band else {}),
+        }
+        if layer == "source_date":
+            attrs |= source_flags([one.name for one in stack.sources])
         variables[VARIABLES[layer]] = xarray.Variable(dims, empty, attrs)
     variables["clear"].attrs.update(coding_attributes(coding))
     with warnings.catch_warnings():
