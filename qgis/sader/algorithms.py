@@ -49,8 +49,7 @@ class SaderAlgorithm(QgsProcessingAlgorithm):
 
     def __init__(self) -> None:
         super().__init__()
-        self.words: list[str] = []
-        self.load = False
+        self.values: dict[str, Any] = {}
 
     def createInstance(self) -> SaderAlgorithm:
         """Return a new algorithm of the same kind."""
@@ -89,35 +88,36 @@ class SaderAlgorithm(QgsProcessingAlgorithm):
     def prepareAlgorithm(
         self, parameters: dict[str, Any], context: QgsProcessingContext, feedback: QgsProcessingFeedback
     ) -> bool:
-        """Make the command line; layers of the project may be read in this thread only."""
-        values = {field.name: self._value(field, parameters, context) for field in FORMS[self.operation]}
-        try:
-            command = find_command(ProcessingConfig.getSetting(COMMAND) or "")
-            self.words = [command, *command_line(self.operation, values)]
-        except CommandError as error:
-            raise QgsProcessingException(str(error)) from error
-        self.load = bool(values.get("LOAD"))
+        """Read the fields in the thread of the window, because layers of the project belong to it."""
+        fields = [field for field in FORMS[self.operation] if field.kind != "raster_out"]
+        self.values = {field.name: self._value(field, parameters, context) for field in fields}
         return True
 
     def processAlgorithm(
         self, parameters: dict[str, Any], context: QgsProcessingContext, feedback: QgsProcessingFeedback
     ) -> dict[str, Any]:
         """Run the command and return the paths of what it wrote."""
-        feedback.pushCommandInfo(shlex.join(self.words))
-        feedback.setProgressText("Starting sader")
+        # The context of this thread is the one that keeps the layers to load.
+        outputs = [field for field in FORMS[self.operation] if field.kind == "raster_out"]
+        values = {**self.values, **{field.name: self._value(field, parameters, context) for field in outputs}}
 
         def on_line(line: str) -> None:
             done = progress_of(line)
             if done is not None:
+                if int(done) > feedback.progress():  # at most a hundred lines
+                    feedback.setProgressText(line)
                 feedback.setProgress(done)
-                feedback.setProgressText(line)
             elif line.startswith("note: "):
                 feedback.pushWarning(line)
             elif line and not ERROR.match(line):  # errors are raised below
                 feedback.pushConsoleInfo(line)
 
         try:
-            report = run_command(self.words, on_line, feedback.isCanceled)
+            command = find_command(ProcessingConfig.getSetting(COMMAND) or "")
+            words = [command, *command_line(self.operation, values)]
+            feedback.pushCommandInfo(shlex.join(words))
+            feedback.setProgressText("Starting sader")
+            report = run_command(words, on_line, feedback.isCanceled)
         except Cancelled:
             feedback.pushInfo("Stopped. A run with the same inputs, settings and output continues from here.")
             return {}
@@ -127,7 +127,7 @@ class SaderAlgorithm(QgsProcessingAlgorithm):
             feedback.pushInfo(line)
         feedback.setProgress(100)
         results = results_of(self.operation, report)
-        load_on_completion(context, results, report["output"], self.load)
+        load_on_completion(context, results, report["output"], bool(values.get("LOAD")))
         written = {"OUTPUT": report["output"], "LAYERS": [result.path for result in results]}
         gif = [path for path in report["files"] if path.endswith(".gif")]
         return {**written, "ANIMATION": gif[0]} if gif else written

@@ -9,11 +9,14 @@ import sys
 
 from qgis.core import (
     QgsApplication,
+    QgsProcessingAlgRunnerTask,
     QgsProcessingContext,
     QgsProcessingFeedback,
+    QgsProcessingOutputLayerDefinition,
     QgsProject,
     QgsRasterLayer,
 )
+from qgis.PyQt.QtCore import QEventLoop
 
 plugins, dates, out = sys.argv[1:]
 application = QgsApplication([], False)
@@ -61,14 +64,19 @@ def loaded():
 
 
 def run(feedback):
-    """Run the same job, and return its results and its log."""
+    """Run the same job in another thread, as the form does; return its results, its log, the files and the layers."""
     algorithm = QgsApplication.processingRegistry().algorithmById("sader:remove").create()
     context = QgsProcessingContext()
     context.setProject(project)
-    values = {"FOLDER": dates, "EXTRA": "--tile 64", "OUTPUT": f"{out}/late.tif"}
-    results, _ = algorithm.run(values, context, feedback)
+    output = QgsProcessingOutputLayerDefinition(f"{out}/late.tif", project)
+    values = {"FOLDER": dates, "EXTRA": "--tile 64", "OUTPUT": output}
+    task = QgsProcessingAlgRunnerTask(algorithm, values, context, feedback)
+    loop, ended = QEventLoop(), []
+    task.executed.connect(lambda ok, results: (ended.append(results), loop.quit()))
+    QgsApplication.taskManager().addTask(task)
+    loop.exec_()
     handleAlgorithmResults(algorithm, context, feedback)
-    return {"results": results, "log": feedback.textLog(), "files": sorted(os.listdir(out)), "layers": loaded()}
+    return {"results": ended[0], "log": feedback.textLog(), "files": sorted(os.listdir(out)), "layers": loaded()}
 
 
 answer = {"cancelled": run(Impatient()), "continued": run(QgsProcessingFeedback())}

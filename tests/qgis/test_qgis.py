@@ -122,6 +122,8 @@ def test_a_cancelled_run_is_continued(session):
     assert "continues from here" in first["log"]
     assert "note: resuming a previous run" in second["log"]
     assert second["results"]["OUTPUT"].endswith("late.tif")
+    assert second["layers"].keys() == {"late.tif", "late_provenance.tif"}
+    assert second["layers"]["late_provenance.tif"]["legend"] == ["observed", "reconstructed"]
     assert second["files"] == ["late.json", "late.tif", "late_provenance.tif", "late_provenance.tif.aux.xml"]
 
 
