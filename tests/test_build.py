@@ -1,4 +1,4 @@
-"""The tested versions fit pyproject.toml; wheel and source archive are complete, and the wheel runs by itself."""
+"""The tested versions fit pyproject.toml; wheel and source archive are complete, and each runs once installed."""
 
 from __future__ import annotations
 
@@ -74,15 +74,16 @@ def test_archives_hold_the_package_and_its_files(built):
 
 
 @pytest.mark.slow
-def test_wheel_runs_in_an_environment_of_its_own(built, tmp_path):
+@pytest.mark.parametrize("archive", ["*.whl", "*.tar.gz"], ids=["wheel", "sdist"])
+def test_archive_runs_in_an_environment_of_its_own(built, tmp_path, archive):
     environment = tmp_path / "env"
     run(sys.executable, "-m", "venv", "--without-pip", environment)
     python = environment / "bin" / "python"
-    wheel = next(built.glob("*.whl"))
-    run(sys.executable, "-m", "pip", "--python", python, "install", "--no-deps", "--no-index", "--quiet", wheel)
     packages = next(environment.glob("lib/python*/site-packages"))
-    # The dependencies are those of the tests; the editable install among them is outranked by the wheel.
+    # The dependencies and the build tools are those of the tests; the editable install among them is outranked.
     (packages / "dependencies.pth").write_text(sysconfig.get_path("purelib"), encoding="utf-8")
+    install = ("install", "--no-deps", "--no-index", "--no-build-isolation", "--ignore-installed", "--quiet")
+    run(sys.executable, "-m", "pip", "--python", python, *install, next(built.glob(archive)))
     where = run(python, "-c", "import sader; print(sader.__file__)", cwd=tmp_path)
     assert Path(where.strip()).is_relative_to(packages)
     run(environment / "bin" / "sader", "demo", "--out", tmp_path / "demo", cwd=tmp_path)

@@ -670,3 +670,25 @@ def test_importing_the_remover_imports_no_baseline():
     code = "import sys, sader.inference.remover; print([m for m in sys.modules if m.startswith('sader.baselines')])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
+
+
+def test_threads_compute_a_shared_value_once():
+    from concurrent.futures import ThreadPoolExecutor
+    from time import sleep
+
+    from sader.inference.scene import computed_once
+
+    class Shared:
+        calls = 0
+
+        @computed_once
+        def value(self):
+            self.calls += 1
+            sleep(0.05)
+            return object()
+
+    shared = Shared()
+    with ThreadPoolExecutor(4) as pool:
+        found = list(pool.map(lambda _: shared.value, range(4)))
+    assert shared.calls == 1
+    assert len(set(map(id, found))) == 1

@@ -12,7 +12,6 @@ import threading
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
-from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -27,7 +26,7 @@ from sader.errors import CheckpointError, ConfigError, did_you_mean
 from sader.inference.inputs import TileInputs, check_whole_number, parse_steps, prepare_series
 from sader.inference.masks import MaskSettings, TileMasks, mask_network
 from sader.inference.noise import NoiseField, NoiseOf, sample_seeds
-from sader.inference.scene import ArrayScene, ArraySink, ScenePlan, local_executor, run_rows
+from sader.inference.scene import ArrayScene, ArraySink, ScenePlan, computed_once, local_executor, run_rows
 from sader.inference.tile import BaselineTile, RawTiles, SaderTile, Tile, TileOutput, TileSettings, feathered
 from sader.inference.tiling import Progress, Window
 from sader.inference.values import MOST_SOURCES
@@ -435,7 +434,7 @@ class CloudRemover:
             known = series.valid[0, :, None].to(scores.device)
             return scores.float().softmax(dim=1).masked_fill(~known, torch.nan).cpu().numpy()
 
-    @cached_property
+    @computed_once
     def turn(self) -> AbstractContextManager[Any]:
         """Held while a batch is computed: a lock on a GPU, where batches side by side would not fit."""
         return nullcontext() if self.device.type == "cpu" else threading.Lock()
@@ -451,7 +450,7 @@ class CloudRemover:
         state = (self.config, self.card, self.options, self.device.type)
         return _receive, (*state, self._packed_weights, self.checksum)
 
-    @cached_property
+    @computed_once
     def _packed_weights(self) -> bytes:
         def smallest(value: Tensor) -> Tensor:
             # Shipped weights are float16 numbers in float32: as float16 they take half the bytes without loss.
@@ -462,7 +461,7 @@ class CloudRemover:
 
         return save({name: smallest(value) for name, value in self.model.state_dict().items()})
 
-    @cached_property
+    @computed_once
     def checksum(self) -> str:
         """SHA-256 of weights, config, options and kind of device."""
         digest = hashlib.sha256(self._packed_weights)
@@ -479,7 +478,7 @@ class CloudRemover:
         own = self.options
         return MaskSettings(own.cloud_threshold, own.mask_growth, own.haze == "keep", own.masks == "head")
 
-    @cached_property
+    @computed_once
     def _masks(self) -> TileMasks:
         """The masks of tiles in float32."""
         return TileMasks(self.bands, None, self._mask_settings) if self._plain is None else self._plain.masks
@@ -495,7 +494,7 @@ class CloudRemover:
         )
         return SaderTile(model, settings).eval()
 
-    @cached_property
+    @computed_once
     def tile(self) -> Tile:
         """Computes tiles with the backend of the options."""
         backend = self.options.backend
@@ -517,7 +516,7 @@ class CloudRemover:
             return OnnxTile(self._plain, self.config.name)
         return self._plain
 
-    @cached_property
+    @computed_once
     def _guide(self) -> Guide | None:
         """The guide of the resampling, the same one for every tile."""
         assert isinstance(self.config, ModelConfig)

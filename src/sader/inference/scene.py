@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import logging
 import os
+import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar
 
 import numpy as np
 import torch
@@ -49,6 +50,7 @@ if TYPE_CHECKING:
     from sader.inference.tile import RawTiles, Tile, TileOutput
 
 log = logging.getLogger(__name__)
+T = TypeVar("T")
 
 GPU_BATCH = 8
 """Tiles computed together on a GPU by default; halved where they do not fit."""
@@ -60,6 +62,18 @@ MISSING = 0.5
 """Reflectance at nodata and in missing bands: the middle of the model's range."""
 COLUMNS = 1024
 """Columns finished at a time, which bounds the memory of a wide scene."""
+
+
+class computed_once(cached_property[T]):
+    """A `cached_property` for values that threads share: the one of Python 3.12 and later may compute them twice."""
+
+    def __init__(self, compute: Callable[[Any], T]) -> None:
+        super().__init__(compute)
+        self._computing = threading.RLock()
+
+    def __get__(self, instance: Any, owner: Any = None) -> Any:
+        with self._computing:
+            return super().__get__(instance, owner)
 
 
 class Remover(Protocol):

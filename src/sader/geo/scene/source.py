@@ -22,7 +22,7 @@ from torch import Tensor
 from sader.errors import DataError, ValueRangeError
 from sader.geo.grid import Grid
 from sader.geo.stack import DateSource, GeoStack
-from sader.inference.scene import Remover, SceneWindow, available_cores
+from sader.inference.scene import Remover, SceneWindow, available_cores, computed_once
 from sader.inference.scene_match import Overview, overview_factor
 from sader.inference.tiling import Window, common
 from sader.inference.values import HIGHEST, LOWEST, ValueCoding, as_tensor, decode, decode_array
@@ -181,7 +181,7 @@ class StackScene:
     def days(self) -> list[float] | None:
         return self.stack.days
 
-    @cached_property
+    @computed_once
     def blocks(self) -> BlockCache:
         """The blocks that threads share."""
         return BlockCache(self.stack)
