@@ -116,7 +116,26 @@ LAYERS = (
     ),
     Field("UNCERTAINTY", "flag", "Also write the expected error", "--uncertainty", False),
     Field("COUNT", "flag", "Also write the number of clear observations", "--count", False, advanced=True),
+    Field(
+        "SOURCE_DATE", "flag", "Also write the date that each pixel comes from", "--source-date", False, advanced=True
+    ),
     Field("SAVE_MASKS", "flag", "Also write the masks that were used", "--save-masks", False, advanced=True),
+    Field(
+        "MIN_COUNT",
+        "whole",
+        "No value where fewer dates than this show the ground",
+        "--min-count",
+        advanced=True,
+        help="Default 0: such pixels are filled from their surroundings.",
+    ),
+    Field(
+        "MAX_UNCERTAINTY",
+        "number",
+        "No value where the expected error in reflectance is larger",
+        "--max-uncertainty",
+        advanced=True,
+        help="Such as 0.05; empty: all pixels get a value.",
+    ),
 )
 MODEL = (
     Field("MODEL", "choice", "Model", "--model", choices=MODELS, advanced=True),
@@ -264,6 +283,7 @@ TITLES = {
     "provenance": "Provenance",
     "uncertainty": "Expected error",
     "count": "Clear observations",
+    "source_date": "Source date",
     "masks": "Masks",
     "classes": "Classes",
     "probability": "Probabilities",

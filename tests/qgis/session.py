@@ -83,6 +83,7 @@ answer = {"cancelled": run(Impatient()), "continued": run(QgsProcessingFeedback(
 layer = QgsRasterLayer(f"{dates}/S2_2020-06-10.tif", "june")
 project.addMapLayers([layer])
 values = {"INPUT": [layer.id(), f"{dates}/S2_2020-07-10.tif"], "UNCERTAINTY": True, "COUNT": True, "SAVE_MASKS": True}
+values |= {"SOURCE_DATE": True}
 processing.runAndLoadResults("sader:remove", {**values, "OUTPUT": f"{out}/clear.tif"})
 answer["remove"] = loaded()
 processing.runAndLoadResults("sader:series", {"FOLDER": dates, "PROVENANCE": False, "OUTPUT": f"{out}/series"})

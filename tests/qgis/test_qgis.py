@@ -129,7 +129,7 @@ def test_a_cancelled_run_is_continued(session):
 
 def test_layers_of_a_result_have_their_styles(session):
     seen = session["remove"]
-    side = {"clear_uncertainty.tif", "clear_count.tif", "clear_masks.tif", "clear_provenance.tif"}
+    side = {f"clear_{name}.tif" for name in ("uncertainty", "count", "masks", "provenance", "source_date")}
     assert seen.keys() - {"S2_2020-06-10.tif"} == {"clear.tif", *side}
     assert [name for name in seen if name in side and seen[name]["visible"]] == []
     assert seen["clear.tif"]["visible"]
@@ -141,6 +141,8 @@ def test_layers_of_a_result_have_their_styles(session):
     assert seen["clear_masks.tif"]["legend"] == ["clear", "cloud or shadow"]
     assert seen["clear_uncertainty.tif"]["renderer"] == "singlebandpseudocolor"
     assert seen["clear_uncertainty.tif"]["legend"][-1] == "0.08 reflectance"
+    dates = [text for text in seen["clear_source_date.tif"]["legend"] if text.startswith("2020-")]  # of the file itself
+    assert dates == ["2020-06-10", "2020-07-10"]
     assert seen["clear_count.tif"]["legend"][0] == "0: no clear date"
 
 
