@@ -18,6 +18,7 @@ from torch import Tensor
 
 import sader
 from sader.data.synthetic.scene import SyntheticSeries, demo_scene
+from sader.demo import demo_scene as real_scene
 from sader.figures.picture import (
     Panel,
     Picture,
@@ -208,7 +209,17 @@ def limits() -> None:
     save("limits_steps", [[three, result("four steps", series.cloudy, series.cloud_mask, steps=4), truth]])
 
 
-FIGURES = {one.__name__: one for one in (diffusion, loss, dates, resampling, uncertainty, limits)}
+def first_page() -> None:
+    """The scene of `sader demo` before and after, without masks, as a JPEG of two large panels."""
+    series = real_scene()
+    clear = sader.CloudRemover.from_pretrained("sader-s2-rgbn").predict(series.cloudy, reference=0).clear
+    draw, target = colours(series), IMAGES / "before-after.jpg"
+    panels = [Panel(draw(series.cloudy[0]), "before"), Panel(draw(clear), "after")]
+    compose([panels], panel_width=512).convert("RGB").save(target, quality=88)
+    print(f"wrote {target.name}: {target.stat().st_size / 1000:.0f} kB")
+
+
+FIGURES = {one.__name__: one for one in (first_page, diffusion, loss, dates, resampling, uncertainty, limits)}
 
 
 def main(names: list[str]) -> None:
