@@ -79,7 +79,10 @@ class SaderAlgorithm(QgsProcessingAlgorithm):
         """Declare the fields of the form and the list of the written rasters."""
         for field in FORMS[self.operation]:
             parameter = parameter_of(field)
-            parameter.setHelp(field.help)
+            # Messages of the command name options.
+            parameter.setHelp(
+                " ".join([field.help, f"Option {field.option}."] if field.option else [field.help]).strip()
+            )
             if field.advanced:
                 parameter.setFlags(parameter.flags() | QgsProcessingParameterDefinition.FlagAdvanced)
             self.addParameter(parameter)
@@ -163,8 +166,8 @@ def parameter_of(field: Field) -> QgsProcessingParameterDefinition:
     if field.kind == "files":
         return QgsProcessingParameterMultipleLayers(name, label, QgsProcessing.TypeRaster, optional=optional)
     if field.kind in ("file", "folder"):
-        behavior = getattr(QgsProcessingParameterFile, field.kind.capitalize())
-        return QgsProcessingParameterFile(name, label, behavior, optional=optional)
+        kinds = {"file": QgsProcessingParameterFile.File, "folder": QgsProcessingParameterFile.Folder}
+        return QgsProcessingParameterFile(name, label, kinds[field.kind], optional=optional)
     if field.kind == "choice":
         return QgsProcessingParameterEnum(name, label, [text for _, text in field.choices], defaultValue=0)
     if field.kind == "flag":
@@ -178,8 +181,8 @@ def parameter_of(field: Field) -> QgsProcessingParameterDefinition:
         return QgsProcessingParameterFolderDestination(name, label)
     if field.kind == "gif_out":
         return QgsProcessingParameterFileDestination(name, label, "GIF (*.gif)", None, True, False)
-    kinds = {"extent": QgsProcessingParameterExtent, "point": QgsProcessingParameterPoint}
-    return kinds.get(field.kind, QgsProcessingParameterString)(name, label, default, optional=optional)
+    classes = {"extent": QgsProcessingParameterExtent, "point": QgsProcessingParameterPoint}
+    return classes.get(field.kind, QgsProcessingParameterString)(name, label, default, optional=optional)
 
 
 class Remove(SaderAlgorithm):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shlex
 from collections.abc import Mapping
@@ -246,7 +247,16 @@ def command_line(operation: str, values: Mapping[str, Any]) -> list[str]:
         # With =, because a value may begin with a minus: --bbox=-3.2,51.0,...
         text = ",".join(f"{part:.8f}" for part in value) if isinstance(value, tuple) else str(value).strip()
         words.append(f"{field.option}={text}")
-    return words + shlex.split(values.get("EXTRA") or "")
+    return words + further_options(values.get("EXTRA") or "")
+
+
+def further_options(text: str, posix: bool = os.name == "posix") -> list[str]:
+    """Return the words of a command line. posix: a backslash escapes the next character; else it is part of a path."""
+    try:
+        words = shlex.split(text, posix=posix)
+    except ValueError as error:
+        raise CommandError(f"Further options are {text!r}, in which a quotation mark has no partner.") from error
+    return words if posix else [word.replace('"', "") for word in words]
 
 
 def _mask(values: Mapping[str, Any]) -> str:

@@ -111,7 +111,7 @@ def show_natural_colours(layer: QgsRasterLayer, shared: list[Limits]) -> None:
 
 def set_day(layer: QgsRasterLayer, day: str) -> None:
     """Give a layer its date, for the Temporal Controller."""
-    start = QDateTime.fromString(f"{day}T00:00:00", Qt.ISODate)
+    start = QDateTime.fromString(f"{day}T00:00:00", Qt.DateFormat.ISODate)
     properties = layer.temporalProperties()
     properties.setMode(QgsRasterLayerTemporalProperties.ModeFixedTemporalRange)
     properties.setFixedTemporalRange(QgsDateTimeRange(start, start.addDays(1), True, False))

@@ -151,11 +151,18 @@ def test_mask_files_and_own_weights_replace_the_choices(form):
         ({}, "No input was chosen"),
         ({"FOLDER": "/d", "MASK": "scl", "MASK_FOLDER": "/m"}, "choose one of them"),
         ({"FOLDER": "/d", "MASK": "own", "MASK_VALUES": "3"}, "Classes 3 are given"),
+        ({"FOLDER": "/d", "EXTRA": "--grid 'a.tif"}, "has no partner"),
     ],
 )
 def test_contradictions_are_refused(command, form, values, message):
     with pytest.raises(command.CommandError, match=message):
         form.command_line("remove", values)
+
+
+def test_paths_of_windows_keep_their_backslashes(form):
+    assert form.further_options(r'--grid "C:\my data\g.tif" --seed 3', posix=False) == [
+        "--grid", r"C:\my data\g.tif", "--seed", "3",
+    ]  # fmt: skip
 
 
 def test_results_are_told_apart(form):
