@@ -1,4 +1,4 @@
-"""`sader data`: pack archives into training shards, and list the content of shards."""
+"""`sader data`: pack archives into training shards, list the content of shards, build the benchmark."""
 
 from __future__ import annotations
 
@@ -125,6 +125,44 @@ def cover(
 
     series = open_dataset(folder, dataset=dataset, split=split, options=ReadOptions(partial=partial, coverage=source))
     typer.echo(f"wrote {coverage_table(series, out)}: {len(series)} patches")
+
+
+@app.command()
+def benchmark(
+    folder: Annotated[Path, typer.Argument(help="Folder of the source folders; with --check, of the built items.")],
+    out: Annotated[Path | None, typer.Option("--out", "-o", help="Folder for val, test and train.")] = None,
+    train: Annotated[bool, typer.Option("--train", help="Also write the training places as shards.")] = False,
+    partial: Annotated[
+        bool, typer.Option("--partial", help="Use the source folders present; the items differ from the list.")
+    ] = False,
+    check: Annotated[bool, typer.Option("--check", help="Compare built items with the list; build nothing.")] = False,
+    listing: Annotated[Path | None, typer.Option("--list", help="JSON to write: items and checksums.")] = None,
+) -> None:
+    """Build the benchmark TriClear from its sources and compare every item with the published checksums."""
+    import json
+
+    from sader.data.benchmark import build
+    from sader.errors import ConfigError
+    from sader.files import write_atomically
+
+    if out is None and not check:
+        raise ConfigError("no output folder given; expected --out FOLDER, or --check to compare built items.")
+    if out is None or check:
+        found = build.read_listing(folder)
+    else:
+        found = build.build(
+            folder, out, train=train, partial=partial, progress=lambda name, count: typer.echo(f"{name}: {count}")
+        )
+    if listing is not None:
+        write_atomically(listing, (json.dumps(found, indent=1) + "\n").encode())
+    changed = build.differences(found, build.frozen())
+    total = sum(len(entry["items"]) for entry in found["sets"].values())
+    for line in changed[:20]:
+        typer.echo(line, err=True)
+    if changed:
+        typer.echo(f"{len(changed)} differences from {build.NAME} {build.VERSION} in {total} items", err=True)
+        raise typer.Exit(1)
+    typer.echo(f"all {total} items have the checksums of {build.NAME} {build.VERSION}")
 
 
 @app.command()

@@ -251,8 +251,14 @@ def clean_this_date(
     of the inputs (unless fewer than two would remain). A record without labelled clouds (Rondonia, SEN12MS-CR) gets
     `per_reference` clouds from `donors` (default: the labelled ones among `records`), thick cloud unchanged, shadow and
     thin cloud transferred to the new ground, and a seeded choice of `others` other dates. `limit`: items per place.
+    A record that names its target and its date to clean (an item of the benchmark) is one item as it is.
     """
-    frames = list(read_frames(records, bands))
+    records = list(records)
+    for record in records:
+        if record.extra.get("reference") is not None:
+            yield from _given_items(record, bands)
+    records = [record for record in records if "reference" not in record.extra]
+    frames = list(read_frames(records, bands)) if records else []
     sources = frames if donors is None else list(read_frames(donors, bands))
     sources = [place for place in sources if place.has_clouds]
     for place in frames:
@@ -274,16 +280,13 @@ def paper_task(
     datasets, which name their target: all their other dates are then the input. `limit`: items per place, chosen by
     `seed`.
     """
-    own: list[tuple[SeriesRecord, int]] = []
+    own: list[SeriesRecord] = []
     rest: list[SeriesRecord] = []
     for record in records:
-        if isinstance(target := record.extra.get("target"), int):
-            own.append((record, target))
-        else:
-            rest.append(record)
-    for record, target in own:
-        for place in read_frames([record], bands, cut=False):
-            yield _given_target(place, target)
+        (own if isinstance(record.extra.get("target"), int) else rest).append(record)
+    for record in own:
+        if record.extra.get("reference") is None:
+            yield from _given_items(record, bands)
     for place in read_frames(rest, bands) if rest or not own else ():
         if place.has_clouds:
             yield from _capped(_other_dates(place, inputs), limit, seed, place.name)
@@ -472,26 +475,35 @@ def _other_dates(place: Frames, inputs: int) -> Iterator[Item]:
             yield from _cropped(item, place.valid[target])
 
 
-def _given_target(place: Frames, target: int) -> Item:
-    """Return the item of a record of a public dataset; the masks are estimated from the inputs alone."""
-    used = [date for date in place.dates if date != target]
-    images, valid = place.images[used], place.valid[used]
-    masks = np.zeros(valid.shape, bool)
-    if all(band in place.bands for band in ("B02", "B03", "B04")):
-        masks = estimate_cloud_mask(images, place.bands, valid=valid)
-    return Item(
-        name=place.name,
-        group=place.group,
-        task="paper",
-        cloudy=images,
-        clear=place.images[target],
-        scored=place.clear(target) & valid.any(0),
-        cloud_mask=masks,
-        label_known=False,
-        valid=valid,
-        reference=None,
-        **place.inputs(used),
-    )
+def _given_items(record: SeriesRecord, bands: Sequence[str] | None) -> Iterator[Item]:
+    """Yield the item of a record that names its target: all other dates are inputs, one of them may be the reference.
+
+    Masks of dates without labels are estimated from the inputs alone.
+    """
+    target, reference = int(str(record.extra["target"])), record.extra.get("reference")
+    for place in read_frames([record], bands, cut=False):
+        used = [date for date in place.dates if date != target]
+        images, valid = place.images[used], place.valid[used]
+        masks = np.stack([place.cloud(date) for date in used])
+        unlabelled = [k for k, date in enumerate(used) if not place.labelled(date)]
+        if unlabelled and all(band in place.bands for band in ("B02", "B03", "B04")):
+            masks[unlabelled] = estimate_cloud_mask(images, place.bands, valid=valid)[unlabelled]
+        scored = place.clear(target) & valid.any(0)
+        if isinstance(reference, int):
+            scored &= masks[reference]
+        yield Item(
+            name=place.name,
+            group=place.group,
+            task="paper" if reference is None else "clean",
+            cloudy=images,
+            clear=place.images[target],
+            scored=scored,
+            cloud_mask=masks,
+            label_known=not unlabelled,
+            valid=valid,
+            reference=reference if isinstance(reference, int) else None,
+            **place.inputs(used),
+        )
 
 
 # ---------------------------------------------------------------- simulated clouds

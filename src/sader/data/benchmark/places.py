@@ -1,0 +1,179 @@
+"""The places of the benchmark: one reader for each source folder, and the part (train, val, test) of each place.
+
+A place belongs to one part only; Rondonia is split by its rows and columns, the Belgian field by its dates.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from datetime import date
+from pathlib import Path
+
+import numpy as np
+
+from sader.data.batch import CLEAR, SHADOW, THICK, THIN, UNKNOWN
+from sader.data.pack import RGBN, read_dated, read_dn, read_folder, read_places, read_sen12mscr_pairs
+from sader.data.public.images import read_bands
+from sader.data.shards import HELD_OUT_ROIS, SeriesRecord
+from sader.errors import DataError
+
+BELGIAN_TRAINING_DATES = 51
+SMOKE = 120
+"""Counts of B02 - B04 / 2 by which a pixel must rise from the date before a fire to that after it to be smoke: dry
+ground rises more in red than in blue."""
+HAZE = 1.4
+_RONDONIA_ROWS = {"val": ((0, 368),), "test": ((400, 784), (816, 1200))}
+_VAL = {
+    *("cloudsen12/place_16", "oscd/montpellier", "california_fires/1-7_20200817"),
+    *("bark_beetle/268164", "bark_beetle/358521", "sen12mscr/ROIs1868_summer_101"),
+    *(f"bigearthnet/p{number}" for number in range(100, 110)),
+}
+_TEST = {
+    *("cloudsen12/place_17", "cloudsen12/place_18", "cloudsen12/place_19"),
+    *("oscd/bordeaux", "oscd/mumbai", "oscd/lasvegas"),
+    *("california_fires/DOVE_20241019", "california_fires/CLEAR_20240626"),
+    *("bark_beetle/361044", "bark_beetle/361058", "bark_beetle/363850", "bark_beetle/366090"),
+    *("biomassters/000aa810", *(f"sen12mscr/{roi}" for roi in HELD_OUT_ROIS if "1868" not in roi)),
+    *(f"bigearthnet/p{number}" for number in range(110, 120)),
+}
+
+
+def part_of(group: str) -> str:
+    """Return the part of a place, called SOURCE/PLACE; places that are not listed are for training."""
+    return "val" if group in _VAL else "test" if group in _TEST else "train"
+
+
+def _cloudsen12(folder: Path) -> Iterator[SeriesRecord]:
+    for record in read_places(folder, bands=RGBN):
+        yield replace(record, group=f"cloudsen12/{record.name}")
+
+
+def _rondonia(folder: Path) -> Iterator[SeriesRecord]:
+    for record in read_dated(folder, bands=RGBN):
+        if not record.group.endswith("/east"):
+            yield replace(record, group="rondonia_20LMR/west", extra={"part": "train"})
+            continue
+        for part, pieces in _RONDONIA_ROWS.items():
+            for top, bottom in pieces:
+                name = f"east_rows{top}"
+                dn, labels = record.dn[:, :, top:bottom], record.labels
+                labels = None if labels is None else labels[:, top:bottom]
+                yield replace(
+                    record, dn=dn, labels=labels, name=name, group=f"rondonia_20LMR/{name}", extra={"part": part}
+                )
+
+
+def _sen12mscr(folder: Path) -> Iterator[SeriesRecord]:
+    for record in read_sen12mscr_pairs(folder, bands=RGBN):
+        yield replace(record, group=f"sen12mscr/{record.group}")
+
+
+def _clear_folders(folder: Path) -> Iterator[SeriesRecord]:
+    """Yield folders of dates without clouds; OSCD's second date of Paris has some."""
+    for record in read_folder(folder, bands=RGBN, clear=True):
+        labels = record.labels
+        if record.name == "paris" and labels is not None:
+            labels = labels.copy()
+            labels[1] = UNKNOWN
+        yield replace(record, labels=labels, source=folder.name, group=f"{folder.name}/{record.name}", days=None)
+
+
+def _california(folder: Path) -> Iterator[SeriesRecord]:
+    """Yield the dates before and after a fire; after it, smoke is labelled thin cloud."""
+    for record in read_folder(folder, bands=RGBN, clear=True):
+        labels = np.zeros(record.dn[:, 0].shape, np.uint8)
+        haze = 2 * record.dn[:, 0].astype(np.int32) - record.dn[:, 2]
+        labels[0][haze[0] - haze[-1] >= 2 * SMOKE] = THIN  # post.tif comes before pre.tif
+        labels[(record.dn == 0).any(1)] = UNKNOWN
+        yield replace(record, labels=labels, source=folder.name, group=f"{folder.name}/{record.name}")
+
+
+def _biomassters(folder: Path) -> Iterator[SeriesRecord]:
+    """Yield series of months; cloud probability up to 20 % is clear, from 70 % thick cloud, between them thin."""
+    for place in sorted(path for path in folder.iterdir() if path.is_dir()):
+        files = sorted(place.glob("month_??.tif"))
+        dn = np.stack([read_dn(path, RGBN)[0] for path in files])
+        percent = np.stack([read_bands(path.with_name(f"{path.stem}_cloudprob.tif"), (1,))[0] for path in files])
+        labels = np.where(percent <= 20, CLEAR, np.where(percent < 70, THIN, THICK))
+        labels = np.where((percent <= 100) & (dn > 0).all(1), labels, UNKNOWN).astype(np.uint8)
+        days = tuple(30.0 * (int(path.stem[-2:]) - int(files[0].stem[-2:])) for path in files)
+        yield SeriesRecord(dn, place.name, folder.name, RGBN, labels, "L2A", 10.0, days, f"{folder.name}/{place.name}")
+
+
+def _bigearthnet(folder: Path) -> Iterator[SeriesRecord]:
+    for path in sorted(folder.glob("p*.tif")):
+        dn = read_dn(path, RGBN)[0][None]
+        labels = np.where((dn > 0).all(1), CLEAR, UNKNOWN).astype(np.uint8)
+        yield SeriesRecord(dn, path.stem, folder.name, RGBN, labels, "L2A", 10.0, None, f"{folder.name}/{path.stem}")
+
+
+def _belgium(folder: Path) -> Iterator[SeriesRecord]:
+    """Yield the first dates of the field (training) and the last ones (test), labelled by their scene classes.
+
+    Three corrections, seen in the images: class 11 (snow) is thick cloud, 7 (unclassified) thin cloud, 2 (dark) shadow;
+    and a date whose clear pixels are brighter in blue than those of the usual date by `HAZE` is hazy, thus thin cloud.
+    """
+    for path in sorted(folder.glob("belgium_*.npz")):
+        with np.load(path, allow_pickle=False) as stored:
+            dn, classes, texts = stored["img"], stored["scl"], stored["date"]
+        labels = np.full(classes.shape, UNKNOWN, np.uint8)
+        for value, numbers in ((CLEAR, (4, 5, 6)), (THICK, (8, 9, 11)), (THIN, (7, 10)), (SHADOW, (2, 3))):
+            labels[np.isin(classes, numbers)] = value
+        blue = [
+            int(np.median(image[0][label == CLEAR])) if (label == CLEAR).any() else 0
+            for image, label in zip(dn, labels, strict=True)
+        ]
+        usual = int(np.median([value for value in blue if value]))
+        for label, value in zip(labels, blue, strict=True):
+            label[(label == CLEAR) & (value > HAZE * usual)] = THIN
+        labels[(dn == 0).any(1)] = UNKNOWN
+        whens = [date.fromisoformat(str(text)) for text in texts]
+        days = [float((when - whens[0]).days) for when in whens]
+        first = BELGIAN_TRAINING_DATES
+        for part, chosen in (("train", slice(0, first)), ("test", slice(first, None))):
+            name = f"field_{part}"
+            series = SeriesRecord(dn[chosen], name, folder.name, RGBN, labels[chosen], "L2A", days=tuple(days[chosen]))
+            yield replace(series, group=f"{folder.name}/{name}", extra={"part": part})
+
+
+@dataclass(frozen=True)
+class Source:
+    """One source folder: its reader, and how many items of 128 pixels each place gives to the paper's task."""
+
+    read: Callable[[Path], Iterator[SeriesRecord]]
+    items: int
+
+
+SOURCES: dict[str, Source] = {
+    "cloudsen12": Source(_cloudsen12, 16),
+    "rondonia_20LMR": Source(_rondonia, 12),
+    "sen12mscr": Source(_sen12mscr, 4),
+    "oscd": Source(_clear_folders, 12),
+    "california_fires": Source(_california, 6),
+    "bark_beetle": Source(_clear_folders, 4),
+    "biomassters": Source(_biomassters, 12),
+    "bigearthnet": Source(_bigearthnet, 2),
+    "belgium": Source(_belgium, 6),
+}
+"""The source folders by name. Items count per record: per patch of SEN12MS-CR."""
+
+
+def read_benchmark_places(folder: str | Path, part: str, *, partial: bool = False) -> Iterator[SeriesRecord]:
+    """Yield the places of one part with bands B02, B03, B04, B08; `extra["items"]` is their number of items.
+
+    A missing source folder is an error unless `partial`.
+    """
+    folder = Path(folder)
+    missing = [name for name in SOURCES if not (folder / name).is_dir()]
+    if missing and not (partial and len(missing) < len(SOURCES)):
+        raise DataError(
+            f"{folder} lacks {', '.join(missing)}; expected the source folders {', '.join(SOURCES)}. "
+            "Use --partial to build the items of the folders present."
+        )
+    for name, source in SOURCES.items():
+        if name in missing:
+            continue
+        for record in source.read(folder / name):
+            if record.extra.get("part", part_of(record.group)) == part and record.bands == RGBN:
+                yield replace(record, source=name, extra={"items": source.items})
