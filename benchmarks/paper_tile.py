@@ -129,7 +129,7 @@ def measure(args: argparse.Namespace, device: torch.device) -> list[Row]:
     model, config = paper_model(args.weights, tiny=args.tiny)
     model = model.to(device)
     guide = make_guide("lowpass", bands=len(config.network.bands))
-    settings = TileSettings(resampling=config.sampling.resampler("default"), guide=lambda: guide)
+    settings = TileSettings(resampling=lambda: config.sampling.resampler("default"), guide=lambda: guide)
     plain = SaderTile(model, settings).eval()
     half = Acceleration(torch.float16 if device.type == "cuda" else torch.float32, capture=True)
     short = replace(half, negligible=NEGLIGIBLE)

@@ -7,13 +7,18 @@ import subprocess
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 import pytest
 import torch
+import typer.main
 
 # Tiny nets get no faster with more threads, and sums come out in the same order on every machine.
 torch.set_num_threads(1)
+
+# Typer collects the parameters of all commands at every call, which takes longer than most commands of the tests.
+typer.main.get_command = cache(typer.main.get_command)
 
 
 @pytest.fixture(autouse=True)

@@ -216,7 +216,18 @@ def practice_scene(names: dict[str, Any]) -> None:
             file.descriptions = descriptions
 
 
-@pytest.mark.parametrize("page", [page for page, (runs, _) in EXPECTED.items() if runs])
+LONG_PAGES = ("docs/compare.md",)
+"""Pages whose commands take a minute."""
+
+
+@pytest.mark.parametrize(
+    "page",
+    [
+        pytest.param(page, marks=pytest.mark.slow if page in LONG_PAGES else ())
+        for page, (runs, _) in EXPECTED.items()
+        if runs
+    ],
+)
 def test_every_block_runs(page: str, run_page: Any) -> None:
     run_page(page)
 

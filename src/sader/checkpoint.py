@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -85,9 +85,10 @@ def load_checkpoint(path: str | Path) -> Checkpoint:
         _check_count(path, config, len(stored))
         try:
             with torch.device("meta"):
-                expected = {name: value.shape for name, value in build_model(config).state_dict().items()}
+                model = build_model(config)
         except RuntimeError as error:  # sizes that overflow
             raise CheckpointError(f"{path}: its config describes no network ({error}). Get the file again.") from error
+        expected = {name: value.shape for name, value in model.state_dict().items()}
         _check_shapes(path, expected, {new: file.get_slice(old).get_shape() for new, old in stored.items()})
         tensors = {new: file.get_tensor(old) for new, old in stored.items()}
     bad = sorted(name for name, value in tensors.items() if not bool(value.isfinite().all()))
@@ -96,12 +97,16 @@ def load_checkpoint(path: str | Path) -> Checkpoint:
             f"{path}: {len(bad)} tensors hold NaN or infinite values (first: {bad[0]}). The training diverged or the "
             "file is damaged; use an earlier checkpoint or get the file again."
         )
-    with torch.random.fork_rng(devices=[]):  # building a model draws random weights
-        model = build_model(config)
-    own = model.state_dict()
-    model.load_state_dict({name: value.to(own[name].dtype) for name, value in tensors.items()}, strict=True)
+    fill_model(model, tensors)
     checksum = hashlib.sha256(path.read_bytes()).hexdigest()
     return Checkpoint(model=model.eval(), config=config, card=header["card"], sha256=checksum)
+
+
+def fill_model(model: AnyModel, tensors: Mapping[str, torch.Tensor]) -> None:
+    """Give a model that was built on the meta device its weights, converted to its own types."""
+    own = model.state_dict()
+    copies = {name: value.to(own[name].dtype, copy=True) for name, value in tensors.items()}
+    model.load_state_dict(copies, strict=True, assign=True)
 
 
 def _check_count(path: Path, config: AnyModelConfig, found: int) -> None:

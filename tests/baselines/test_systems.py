@@ -441,7 +441,13 @@ def test_small_images_are_refused_with_a_remedy(batch):
 # ------------------------------------------------------------------------------------------------ the commands
 
 
-@pytest.mark.parametrize("name", BASELINES)
+QUICK = ("ae", "pix2pix", "crtsnet", "diffcr")
+"""One system of each kind: one loss, an adversary, several dates, diffusion."""
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=() if name in QUICK else pytest.mark.slow) for name in BASELINES]
+)
 def test_train_stop_resume_and_score(name, shards, tmp_path, monkeypatch):
     """A run that dies and goes on gives the losses of one that did not; its weights are scored by `evaluate`."""
     whole, broken = tmp_path / "whole", tmp_path / "broken"

@@ -251,6 +251,7 @@ def test_a_sent_remover_has_the_same_bits_and_is_built_once(remover):
     assert tiny(remover.config, tile=48, overlap=8).checksum != remover.checksum
 
 
+@pytest.mark.slow
 def test_a_killed_worker_changes_nothing(local, remover):
     array = np.random.default_rng(2).uniform(0.02, 0.5, (3, 4, 104, 104)).astype(np.float32)
     wanted = tiny(remover.config, tile=32, overlap=8)(array, reference=0, steps=8)

@@ -170,6 +170,7 @@ def shipped(tile: int, overlap: int) -> CloudRemover:
     return CloudRemover(Checkpoint(remover.denoiser, remover.config, remover.card), device="cpu", options=options)
 
 
+@pytest.mark.slow
 def test_two_tile_sizes_agree_and_show_no_seam(tmp_path, write_date):
     """With the shipped weights, on a scene like a real one: below 0.005 RMSE; normalisation sees the tile."""
     series = make_series(21, size=(288, 288), dates=3, coverage=(0.35, 0.2, 0.2), reference=0)

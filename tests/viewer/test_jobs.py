@@ -192,6 +192,7 @@ def children_of(process):
     return [int(text) for text in found.stdout.split()]
 
 
+@pytest.mark.slow
 def test_a_job_survives_kill_9_of_the_server(tmp_path, program):
     write_scene(tmp_path / "data" / "wide", size=128)
     first, client = program()

@@ -49,6 +49,7 @@ def shown_value(page):
     return said, (round(float(cells[1]) * 10000) - 1000, round(float(cells[0]) * 10000) - 1000)
 
 
+@pytest.mark.slow
 def test_the_page_with_a_large_scene(browser, large):
     page = browser.new_page(viewport={"width": 1200, "height": 760})
     squares: list[dict[str, list[str]]] = []

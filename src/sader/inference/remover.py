@@ -12,6 +12,7 @@ import threading
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,7 +22,7 @@ from numpy.typing import ArrayLike, NDArray
 from safetensors.torch import load, save
 from torch import Tensor
 
-from sader.checkpoint import Checkpoint, find_checkpoint, load_checkpoint, shipped_guide
+from sader.checkpoint import Checkpoint, fill_model, find_checkpoint, load_checkpoint, shipped_guide
 from sader.errors import CheckpointError, ConfigError, did_you_mean
 from sader.inference.inputs import TileInputs, check_whole_number, parse_steps, prepare_series
 from sader.inference.masks import MaskSettings, TileMasks, mask_network
@@ -489,7 +490,7 @@ class CloudRemover:
         settings = TileSettings(
             masks=self._mask_settings,
             solver=self.options.solver or ("heun" if own.solver == "heun" else "euler"),
-            resampling=own.resampler(self.options.resampling),
+            resampling=partial(own.resampler, self.options.resampling),
             guide=lambda: self._guide,
         )
         return SaderTile(model, settings).eval()
@@ -559,10 +560,9 @@ def _receive(
                     "the remover is on a GPU (cuda), but this process has none; expected one kind of device "
                     "everywhere. Make the remover with device='cpu', or start the workers on machines with a GPU."
                 )
-            with torch.random.fork_rng(devices=[]):  # building a model draws random weights
+            with torch.device("meta"):
                 model = build_model(config)
-            own, tensors = model.state_dict(), load(weights)
-            model.load_state_dict({name: tensors[name].to(own[name].dtype) for name in own}, strict=True)
+            fill_model(model, load(weights))
             found = CloudRemover(Checkpoint(model, config, card), device=device, options=options)
         _unpickled[checksum] = found  # the most recent last
         while len(_unpickled) > _MOST_UNPICKLED:

@@ -63,9 +63,9 @@ class TileSettings:
 
     masks: MaskSettings = field(default_factory=MaskSettings)
     solver: Solver = "euler"
-    resampling: ResamplerConfig = field(default_factory=ResamplerConfig)
+    resampling: Callable[[], ResamplerConfig] = ResamplerConfig
     guide: Callable[[], Guide | None] = lambda: None
-    """Returns the guide of the resampling; called when tiles are resampled."""
+    """Return the variant of the resampling and its guide; called when tiles are resampled."""
     negligible: float = 0.0
     """Noise levels at which a step changes the image by no more than this, in the model's range, are left out."""
 
@@ -131,7 +131,7 @@ class SaderTile(nn.Module):
         correction = None
         if resamplings:
             correction = Resampler(
-                replace(settings.resampling, steps=resamplings),
+                replace(settings.resampling(), steps=resamplings),
                 settings.guide(),
                 present=condition.present,
                 cloud_cover=cloud_cover(cloud, inputs.valid),

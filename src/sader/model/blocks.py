@@ -138,7 +138,8 @@ class FourierFeatures(nn.Module):
     def __init__(self, features: int = 64) -> None:
         super().__init__()
         generator = torch.Generator().manual_seed(0)  # fixed: models of one preset agree
-        self.register_buffer("frequencies", torch.randn(features // 2, generator=generator))
+        frequencies = torch.randn(features // 2, generator=generator, device="cpu")
+        self.register_buffer("frequencies", frequencies.to(torch.get_default_device()))
 
     def forward(self, value: Tensor) -> Tensor:
         angle = 2 * torch.pi * value.float()[..., None] * self.frequencies

@@ -17,7 +17,7 @@ from sader.errors import BandError, DataError
 from sader.geo.read.geotiff import RASTERS, date_in, open_geotiff
 from sader.geo.read.landsat import open_product, products_in
 from sader.geo.read.raster import GeoTiffSource, opened, reading, shown
-from sader.geo.read.sentinel2 import is_safe
+from sader.geo.read.sentinel2 import is_safe, open_safe
 from sader.geo.stac.items import items_in, locate
 from sader.geo.stack import DateSource
 from sader.inference.tiling import Notice
@@ -92,9 +92,9 @@ def _open(
         raise DataError(f"{path} is a link that leads nowhere, or to itself; name the file that it should mean.")
     if not path.exists():
         raise DataError(f"there is no {path}; name a GeoTIFF, a folder, a .SAFE product or a STAC item.")
+    if path.is_file() and path.suffix.lower() in RASTERS:
+        return _open_file(path, bands, offset, scale, notify)
     if is_safe(path):
-        from sader.geo.read.sentinel2 import open_safe
-
         return [open_safe(path, offset=offset, bands=bands, notice=notify)]
     if path.is_dir():
         return _open_folder(path, bands, offset, scale, notify)
