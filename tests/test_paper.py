@@ -15,7 +15,7 @@ from sader.method.diffusion import generator_noise, karras_sigmas, sample
 from sader.method.guides import LearnedGuide, make_guide
 from sader.model.masked_autoencoder import MaskedAutoencoderConfig
 from sader.models import get_preset
-from sader.training.config import PAPER_TRAINING, in_steps, resolve
+from sader.training.config import PAPER_TRAINING, differing_keys, in_steps, resolve
 from sader.training.optim import rate_factor, schedule_progress
 
 TESTS = Path(__file__).parent
@@ -184,3 +184,16 @@ def test_rows_of_the_tables_are_sampled_as_printed() -> None:
         }
         for name in ("table3", "table4", "loss-weights"):
             assert {row.steps for row in TABLES[name].rows[dataset]} == {"5"}
+
+
+def test_the_run_on_the_benchmark_keeps_the_papers_network_loss_and_rates() -> None:
+    preset = resolve("sen2_mtc_new")
+    run = resolve(Path(__file__).parents[1] / "benchmarks" / "triclear.yaml")
+    changed = {line.split(":")[0] for line in differing_keys(preset, run) if not line.startswith("data.maker.")}
+    assert changed == {
+        *("model.name", "model.network.bands", "model.network.aux_bands"),
+        *("train.epochs", "train.steps", "train.schedule_steps", "train.warmup"),
+        *("train.batch_size", "train.accumulate", "train.crop", "train.precision"),
+    }
+    assert run.train.warmup * run.train.steps == preset.train.warmup * 50_000
+    assert run.train.steps * run.train.batch_size == 400_000

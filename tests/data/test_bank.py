@@ -287,3 +287,45 @@ def test_dates_keep_their_order_where_the_network_has_an_index(bank: SeriesBank)
     assert np.array_equal(ordered.frames[rows, ordered.reference[rows]], ordered.target[rows])
     assert np.array_equal(np.sort(ordered.frames, 1), np.sort(shuffled.frames, 1))
     assert not ordered.symmetry.any()
+
+
+@pytest.mark.parametrize("time_order", [False, True])
+def test_pseudo_dates_fill_the_papers_task(bank: SeriesBank, time_order: bool) -> None:
+    sources = {"cloudsen12": 0.3, "rondonia": 0.2, "sen12mscr": 0.3, "eurosat": 0.2}
+    settings = plain(
+        tasks=(0, 1, 0), fill=True, fewer_dates=0.0, clear_date=1.0, extra_clouds=0.0, heavy=0.0, overcast=0.0,
+        real_sources=sources, time_order=time_order,
+    )  # fmt: skip
+    maker = make(bank, settings, seed=3)
+    record, dates = bank.catalogue.record, bank.catalogue.dates
+    batch, plan = maker.batch(0, 24, T, CROP), maker.plan(0, 24, T, CROP)
+    assert plan.present.all()
+    assert batch.present.all()
+    others = np.minimum(dates[record[plan.target]] - 1, T)
+    assert np.array_equal(plan.derived.sum(1), T - others)
+    assert (record[plan.frames] == record[plan.target][:, None]).all()
+    given = ~plan.derived
+    assert not (plan.frames == plan.target[:, None])[given].any()
+    assert {0, T - 1, T} <= set(plan.derived.sum(1).tolist())
+    for b, t in zip(*np.nonzero(plan.derived), strict=True):
+        seen = batch.valid[b, t] & batch.band_present[b, :, None, None].any(0)
+        difference = (batch.cloudy[b, t] - batch.clear[b]).abs()[:, seen]
+        # Another date than the target, of the same ground: the pair's other date is not known to be clear.
+        assert (plan.frames[b, t] == plan.target[b]) == (
+            others[b] == 0 or bank.names[record[plan.target[b]]] == "sen12mscr/ROI"
+        )
+        assert 0 < difference.mean() < 0.1
+
+
+def test_clouds_are_pasted_from_chosen_sources_alone(bank: SeriesBank) -> None:
+    other = cloudy_record(7)
+    both = SeriesBank([cloudy_record(1), dataclasses.replace(other, source="folder", name="more")], bands=RGBN)
+    sources = np.array([name.split("/")[0] for name in both.names])
+
+    def pasted(**changes: object) -> set[str]:
+        maker = make(both, plain(paste=1.0, paste_same_place=0.0, **changes))
+        plans = [maker.plan(step, 32, T, CROP) for step in range(4)]
+        return set(sources[both.catalogue.record[np.concatenate([plan.paste_frame for plan in plans])]].tolist())
+
+    assert pasted() == {"cloudsen12", "folder"}
+    assert pasted(donors=("folder",)) == {"folder"}

@@ -10,6 +10,7 @@ import functools
 import os
 from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -186,6 +187,13 @@ class SeriesMaker:
             drawn = drawn * (labels[rows] != _NODATA)[:, :, None]
             cloudy = cloudy.index_copy(0, rows, drawn)
             clear = clear.index_copy(0, rows, drawn[torch.arange(len(rows), device=device), reference[rows]])
+
+        if plan.derived.any():
+            at = torch.from_numpy(np.stack(np.nonzero(plan.derived))).to(device).unbind()
+            none_kept = torch.full_like(at[0], -1)
+            settings = replace(self.pseudo or PseudoDateSettings(), bright=0.0)
+            drawn = pseudo_dates(cloudy[at], 1, none_kept, generator=generator, settings=settings)[:, 0]
+            cloudy = cloudy.index_put(at, drawn * (labels[at] != _NODATA)[:, None])
 
         valid = labels != _NODATA
         labels = torch.where(valid, labels, UNKNOWN)

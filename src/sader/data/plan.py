@@ -63,6 +63,8 @@ class MakerSettings:
     """Chance that a real date of a place with real clouds gets simulated ones on top."""
     heavy: float = 0.12
     """Probability that all dates of a series are mostly covered, so that only the surroundings inform the network."""
+    donors: tuple[str, ...] = ()
+    """Sources whose labelled clouds may be pasted into other places; empty: all."""
     clear_date: float = 0.25
     """Chance that an added-cloud date stays without cloud."""
     overcast: float = 0.07
@@ -93,6 +95,9 @@ class MakerSettings:
     """Keep the order of the dates instead of shuffling them; always for networks with the index as input."""
     symmetries: bool = True
     """Flip and rotate the series."""
+    fill: bool = False
+    """Give every series of the paper's task all dates: pseudo-dates of a clear other date, or of the target where there
+    is none, take the slots for which the place has no date."""
 
     @classmethod
     def paper(cls, *, symmetries: bool = True) -> MakerSettings:
@@ -170,6 +175,8 @@ class Plan:
     """(B, T) frame of each slot; padding repeats the target's frame and is blanked."""
     present: np.ndarray
     """(B, T) bool."""
+    derived: np.ndarray
+    """(B, T) bool: the slot holds a pseudo-date of its frame."""
     reference: np.ndarray
     """(B,) slot, or -1."""
     y: np.ndarray
@@ -203,9 +210,10 @@ class Planner:
         c = catalogue
         several = c.dates[c.record] > 1
         self.chances = [
-            self._chances(settings.real_sources, several), self._chances(settings.real_sources, several),
+            self._chances(settings.real_sources, several),
+            self._chances(settings.real_sources, several | settings.fill),
             self._chances(settings.single_sources, np.ones(len(c.record), bool)),
-        ]  # fmt: skip
+        ]
         usable = [chance is not None for chance in self.chances]
         weights = np.array(settings.tasks, float) * usable
         if weights.sum() == 0:
@@ -214,7 +222,8 @@ class Planner:
                 "Pack with labels or with --clear, or change maker.tasks."
             )
         self.task_chances = np.cumsum(weights / weights.sum())
-        enough = c.donor[c.record] & (c.cloud_count > 0.03 * c.height * c.width)
+        donor = c.donor & (np.isin(c.source, settings.donors) if settings.donors else True)
+        enough = donor[c.record] & (c.cloud_count > 0.03 * c.height * c.width)
         cloudy = np.where(enough, c.cloud_count, 0).astype(float)
         self.donor_chances = np.cumsum(cloudy) / cloudy.sum() if cloudy.sum() else None
         has_clouds = np.zeros(len(c.first), bool)
@@ -248,8 +257,9 @@ class Planner:
 
         # Slots: number of dates, slot of the reference, other dates of the record in the remaining slots.
         record = c.record[target]
-        most = c.dates[record] - (task == PAPER)
-        most = np.where(task == SINGLE, dates, np.minimum(most, dates))
+        others = np.minimum(c.dates[record] - (task == PAPER), dates)
+        filled = (task == PAPER) & s.fill
+        most = np.where((task == SINGLE) | filled, dates, others)
         count = np.where(rng.random(batch) < s.fewer_dates, rng.integers(1, dates + 1, batch), dates)
         count = np.maximum(np.minimum(count, most), 1)
         reference = np.where(task == PAPER, -1, (rng.random(batch) * count).astype(np.int64))
@@ -261,16 +271,19 @@ class Planner:
         frames = self._others(rng, target, np.where(own, donor_date, -1), dates, reference, task)
         slot = np.arange(dates)[None]
         present = slot < count[:, None]
+        derived = present & filled[:, None] & (slot >= others[:, None])
+        if s.fill:
+            frames = np.where(derived, self._clear_other(rng, frames, target, others), frames)
         frames = np.where(present, frames, target[:, None])
         if s.time_order:
             order = np.where(present, frames, np.iinfo(frames.dtype).max).argsort(1, kind="stable")
-            frames = np.take_along_axis(frames, order, 1)
+            frames, derived = (np.take_along_axis(values, order, 1) for values in (frames, derived))
             reference = np.where(reference >= 0, (order == reference[:, None]).argmax(1), -1)
 
         # Clouds: cover the reference date, and dates without clouds of their own.
         is_reference = slot == reference[:, None]
         heavy = rng.random((batch, 1)) < s.heavy
-        clean = (task[:, None] == SINGLE) | ~self.has_clouds[frames]
+        clean = (task[:, None] == SINGLE) | derived | ~self.has_clouds[frames]
         cover = self._coverage(rng, (batch, dates), heavy)
         fate = rng.random((batch, dates))
         bare = (fate < s.clear_date) & ~heavy
@@ -283,7 +296,7 @@ class Planner:
         if self.donor_chances is None:
             paste &= is_reference & own[:, None]
         return Plan(
-            task=task, target=target, frames=frames, present=present, reference=reference, y=y, x=x,
+            task=task, target=target, frames=frames, present=present, derived=derived, reference=reference, y=y, x=x,
             symmetry=rng.integers(0, 8 if s.symmetries else 1, batch), side=side,
             **self._pastes(rng, paste, paste & is_reference & own[:, None], donor_date, y, x, side, crop),
             feather=float(rng.uniform(*s.feather)), cloud_slot=np.flatnonzero(wanted & ~paste),
@@ -344,6 +357,18 @@ class Planner:
         frames = np.take_along_axis(order, np.clip(slot - after, 0, order.shape[1] - 1), 1)
         frames = np.where(slot == reference[:, None], target[:, None], frames)
         return np.where((task == SINGLE)[:, None], target[:, None], frames)
+
+    def _clear_other(
+        self, rng: np.random.Generator, frames: np.ndarray, target: np.ndarray, others: np.ndarray
+    ) -> np.ndarray:
+        """Return (B, T): an almost clear frame among the first `others` (B,) of `frames`, or the target."""
+        c = self.catalogue
+        real = np.arange(frames.shape[1])[None] < others[:, None]
+        frames = np.where(real, frames, target[:, None])
+        usable = real & (c.clear_count[frames] > 0.9 * c.height[frames] * c.width[frames])
+        score = np.where(usable[:, None], rng.random((*frames.shape, frames.shape[1])), -1.0)
+        chosen = np.take_along_axis(frames, score.argmax(2), 1)
+        return np.where(usable.any(1)[:, None], chosen, target[:, None])
 
     def _coverage(self, rng: np.random.Generator, shape: tuple[int, int], heavy: np.ndarray) -> np.ndarray:
         usual = np.where(rng.random(shape) < 0.85, rng.uniform(0.05, 0.55, shape), rng.uniform(0.55, 1.0, shape))
