@@ -157,3 +157,19 @@ def test_the_accelerated_backend_has_the_same_masks(many, series):
     other = many.with_options(backend="accelerated")
     plain, other = (one.predict(series.cloudy[:, chosen], bands=SIX, reference=0) for one in (many, other))
     assert np.array_equal(plain.cloud, other.cloud)
+
+
+def test_water_that_only_the_reference_date_shows_stays_visible():
+    """A flood in the colour of the river, painted into the real scene of the demo; without the rule a third is lost."""
+    from sader.demo import demo_scene
+
+    scene, part = demo_scene(), (..., slice(96, 224), slice(110, 238))
+    cloudy, hidden = scene.cloudy[part].copy(), scene.cloud_mask[part][0]
+    index = (cloudy[0, 1] - cloudy[0, 3]) / (cloudy[0, 1] + cloudy[0, 3])
+    river, flood = (index > 0.1) & ~hidden, np.zeros(hidden.shape, bool)
+    flood[52:92, 8:80] = True
+    flood &= ~hidden
+    cloudy[0][:, flood] = np.median(cloudy[0][:, river], axis=1, keepdims=True)
+    found = CloudRemover.from_pretrained("sader-s2-rgbn", device="cpu").estimate_cloud(cloudy, reference=0)[0] > 0.5
+    assert found[flood].mean() < 0.15
+    assert found[hidden].mean() > 0.9

@@ -22,7 +22,7 @@ from sader.checkpoint import WEIGHTS_DIR, verified
 from sader.errors import ConfigError
 from sader.model.blocks import is_exporting, to_model_range
 from sader.model.composite import is_date
-from sader.model.heads import MaskNetwork, MaskNetworkConfig, band_sources, hidden_probability
+from sader.model.heads import MASK_CLASSES, MaskNetwork, MaskNetworkConfig, band_sources, hidden_probability
 from sader.model.mtcdn import MTCDN
 
 if TYPE_CHECKING:
@@ -34,6 +34,8 @@ BESIDE_NODATA = 6
 STRIP, GAP = 3, 3
 """Radius in pixels: data that no square of the first fits into is a thin strip, nodata that one of the second fits into
 is a gap."""
+WATER = 0.7
+"""Probability of water above which a pixel is visible: water that only one date shows resembles shadow."""
 SURE, AROUND = 0.05, 4
 """A pixel is visible with certainty where the probability of cloud or shadow stays below the first number within the
 second number of pixels."""
@@ -92,17 +94,19 @@ class TileMasks(nn.Module):
 
         The mask network classifies all dates. Where the model has a cloud head, it decides on the reference date, which
         it compares with its prediction from the clear pixels of the others: a cloud that is missed there stays. It
-        hides no pixel that the mask network calls visible with certainty.
+        hides no pixel that the mask network calls visible with certainty, and no water.
         """
         settings, refiner, given = self.settings, self.refiner, inputs.cloud
         if not settings.own_head:
-            hidden = hidden_probability(self.class_scores(inputs), dim=2, keep_haze=settings.keep_haze)
+            scores = self.class_scores(inputs)
+            hidden = hidden_probability(scores, dim=2, keep_haze=settings.keep_haze)
             mask = self.used(hidden, inputs.valid, given)
             if refiner is None:
                 return mask
             decides = is_date(inputs.reference, inputs.valid.shape[1])[:, :, None, None] & given.isnan()
             given = mask.masked_fill(decides, torch.nan)
-            surely_visible = grown(hidden, AROUND) < SURE
+            water = scores.float().softmax(dim=2).select(2, MASK_CLASSES.index("water"))
+            surely_visible = (grown(hidden, AROUND) < SURE) | (water > WATER)
         elif refiner is None:
             raise ConfigError("masks is 'head', but this model has no cloud head. Use masks='network'.")
         use = inputs.valid[:, :, None] & inputs.band_present[:, None, :, None, None]
