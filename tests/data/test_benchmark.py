@@ -266,6 +266,9 @@ def test_shards_hold_the_listed_items(built: tuple[Path, dict]) -> None:
     assert listing["train"] == ["belgium/field_train", "oscd/paris"]
     assert {record.group for record in read_shards(out / "train")} == set(listing["train"])
     assert build.read_listing(out)["sets"] == listing["sets"]
+    few = [item.name for item in paper_task(records, limit=1)]
+    assert len(few) == listing["sets"]["test/paper-128"]["places"]
+    assert set(few) < set(items)
 
 
 def test_differences_name_the_items(built: tuple[Path, dict]) -> None:

@@ -325,6 +325,7 @@ def test_the_command_prints_the_table_and_json(tmp_path: Path) -> None:
 
 def test_models_are_found_by_name() -> None:
     assert make_method("ridge_blend", mask="own") == ClassicalMethod("ridge_blend", "own")
+    assert make_method("ridge_blend (rules)", mask="true") == ClassicalMethod("ridge_blend", "own")
     assert make_method("flat_colour_of_truth") is flat_colour_of_truth
     shipped = make_method("sader-s2-rgbn", options=RemoverOptions(guide="mean"))
     assert isinstance(shipped, RemoverMethod)

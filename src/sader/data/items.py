@@ -254,9 +254,8 @@ def clean_this_date(
     A record that names its target and its date to clean (an item of the benchmark) is one item as it is.
     """
     records = list(records)
-    for record in records:
-        if record.extra.get("reference") is not None:
-            yield from _given_items(record, bands)
+    own = [record for record in records if record.extra.get("reference") is not None]
+    yield from _given_items(own, bands, limit, seed)
     records = [record for record in records if "reference" not in record.extra]
     frames = list(read_frames(records, bands)) if records else []
     sources = frames if donors is None else list(read_frames(donors, bands))
@@ -284,9 +283,7 @@ def paper_task(
     rest: list[SeriesRecord] = []
     for record in records:
         (own if isinstance(record.extra.get("target"), int) else rest).append(record)
-    for record in own:
-        if record.extra.get("reference") is None:
-            yield from _given_items(record, bands)
+    yield from _given_items([record for record in own if record.extra.get("reference") is None], bands, limit, seed)
     for place in read_frames(rest, bands) if rest or not own else ():
         if place.has_clouds:
             yield from _capped(_other_dates(place, inputs), limit, seed, place.name)
@@ -475,35 +472,46 @@ def _other_dates(place: Frames, inputs: int) -> Iterator[Item]:
             yield from _cropped(item, place.valid[target])
 
 
-def _given_items(record: SeriesRecord, bands: Sequence[str] | None) -> Iterator[Item]:
-    """Yield the item of a record that names its target: all other dates are inputs, one of them may be the reference.
+def _given_items(
+    records: Sequence[SeriesRecord], bands: Sequence[str] | None, limit: int | None, seed: int
+) -> Iterator[Item]:
+    """Yield the items of records that name their target: all other dates are inputs, one may be the reference.
 
     Masks of dates without labels are estimated from the inputs alone.
     """
-    target, reference = int(str(record.extra["target"])), record.extra.get("reference")
-    for place in read_frames([record], bands, cut=False):
-        used = [date for date in place.dates if date != target]
-        images, valid = place.images[used], place.valid[used]
-        masks = np.stack([place.cloud(date) for date in used])
-        unlabelled = [k for k, date in enumerate(used) if not place.labelled(date)]
-        if unlabelled and all(band in place.bands for band in ("B02", "B03", "B04")):
-            masks[unlabelled] = estimate_cloud_mask(images, place.bands, valid=valid)[unlabelled]
-        scored = place.clear(target) & valid.any(0)
-        if isinstance(reference, int):
-            scored &= masks[reference]
-        yield Item(
-            name=place.name,
-            group=place.group,
-            task="paper" if reference is None else "clean",
-            cloudy=images,
-            clear=place.images[target],
-            scored=scored,
-            cloud_mask=masks,
-            label_known=not unlabelled,
-            valid=valid,
-            reference=reference if isinstance(reference, int) else None,
-            **place.inputs(used),
-        )
+    groups: dict[str, list[SeriesRecord]] = {}
+    for record in records:
+        groups.setdefault(record.group or record.name, []).append(record)
+    for group, every in groups.items():
+        chosen = range(len(every)) if limit is None else sorted(_rng(seed, group).permutation(len(every))[:limit])
+        for record in (every[k] for k in chosen):
+            for place in read_frames([record], bands, cut=False):
+                yield _given_item(place, int(str(record.extra["target"])), record.extra.get("reference"))
+
+
+def _given_item(place: Frames, target: int, reference: object) -> Item:
+    used = [date for date in place.dates if date != target]
+    images, valid = place.images[used], place.valid[used]
+    masks = np.stack([place.cloud(date) for date in used])
+    unlabelled = [k for k, date in enumerate(used) if not place.labelled(date)]
+    if unlabelled and all(band in place.bands for band in ("B02", "B03", "B04")):
+        masks[unlabelled] = estimate_cloud_mask(images, place.bands, valid=valid)[unlabelled]
+    scored = place.clear(target) & valid.any(0)
+    if isinstance(reference, int):
+        scored &= masks[reference]
+    return Item(
+        name=place.name,
+        group=place.group,
+        task="paper" if reference is None else "clean",
+        cloudy=images,
+        clear=place.images[target],
+        scored=scored,
+        cloud_mask=masks,
+        label_known=not unlabelled,
+        valid=valid,
+        reference=reference if isinstance(reference, int) else None,
+        **place.inputs(used),
+    )
 
 
 # ---------------------------------------------------------------- simulated clouds

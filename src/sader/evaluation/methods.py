@@ -21,6 +21,8 @@ MASKS = ("true", "reference", "own")
 """true: every date's; reference: that of the reference date alone; own: none, the method estimates its own."""
 CONTROL = "flat_colour_of_truth"
 """A control that is given the truth."""
+RULES = " (rules)"
+"""End of the name of a classical method with rule-based masks."""
 STANDARD = (
     "ridge_blend", "local_ridge_blend", "matched_mosaic", "masked_median", "mosaic", "least_cloudy", "median",
     "flat_colour",
@@ -135,7 +137,7 @@ class RemoverMethod:
 
 def classical_methods(mask: str = "true", names: Sequence[str] = STANDARD) -> dict[str, Method]:
     """Return the classical methods as "ridge_blend", or "ridge_blend (rules)" with estimated masks."""
-    suffix = "" if mask == "true" else " (rules)"
+    suffix = "" if mask == "true" else RULES
     return {f"{name}{suffix}": ClassicalMethod(name, mask) for name in names}
 
 
@@ -152,9 +154,12 @@ def make_method(
     samples: int = 1,
     options: RemoverOptions | None = None,
 ) -> Method:
-    """Return the method called `name`: a classical one, shipped weights or a checkpoint file."""
-    if name in CLASSICAL:
-        return ClassicalMethod(name, mask)
+    """Return the method called `name`: a classical one, shipped weights or a checkpoint file.
+
+    "NAME (rules)" is a classical method with rule-based masks, whatever masks the others are given.
+    """
+    if (classical := name.removesuffix(RULES)) in CLASSICAL:
+        return ClassicalMethod(classical, mask if classical == name else "own")
     if name == CONTROL:
         return flat_colour_of_truth
     remover = CloudRemover.from_pretrained(name, options=options)

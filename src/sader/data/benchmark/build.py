@@ -80,14 +80,8 @@ def place_items(place: Place, which: ItemSet, count: int) -> Iterator[SeriesReco
         target = order[attempt % len(order)]
         y, x = max(corners[target], key=lambda corner: _distance(corner, target, used))
         used.append((target, y, x))
-        item = compose(
-            place,
-            Draw(f"{key}/{attempt}"),
-            task=which.task,
-            sky=SKIES[made % 2],
-            window=(target, y, x),
-            side=which.side,
-        )
+        drawn, sky = Draw(f"{key}/{attempt}"), SKIES[made % 2]
+        item = compose(place, drawn, task=which.task, sky=sky, window=used[-1], side=which.side)
         if item is not None:
             made += 1
             name = item.group if item.group.endswith(item.name) else f"{item.group}/{item.name}"

@@ -86,12 +86,8 @@ class Place:
     def cloudy_windows(self, size: tuple[int, int]) -> list[tuple[Place, int, int, int]]:
         """Return (donor, date, y, x) of partly cloudy windows without nodata, where clouds would end in lines."""
         if size not in self._windows:
-            self._windows[size] = [
-                (donor, *spot)
-                for donor in self.donors
-                if donor.record.group != self.record.group
-                for spot in _cloudy_spots(donor, size)
-            ]
+            others = [donor for donor in self.donors if donor.record.group != self.record.group]
+            self._windows[size] = [(donor, *spot) for donor in others for spot in _cloudy_spots(donor, size)]
         return self._windows[size]
 
 
