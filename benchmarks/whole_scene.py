@@ -35,6 +35,7 @@ PATCH = 1024
 LIMIT_GIB = 4.0
 STAGES = {
     "overview": ("sader.geo.scene.run", "read_overview"),
+    "masks of the overview": ("sader.geo.scene.source", "overview_of"),
     "reading tiles (threads)": ("sader.geo.scene.source", "StackScene", "read"),
     "tiles with reading and waiting (threads)": ("sader.inference.scene", "predict_windows"),
     "preparing tiles (threads)": ("sader.inference.remover", "CloudRemover", "prepare"),
