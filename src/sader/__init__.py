@@ -15,6 +15,7 @@ _WHERE = {
     "RemoverOptions": "sader.inference.remover",
     "remove_files": "sader.geo.remove",
     "clean_series": "sader.geo.series",
+    "remove_scenes": "sader.geo.batch.run",
     "classify_files": "sader.geo.classes",
     "classify_xarray": "sader.geo.classes",
     "remove_xarray": "sader.geo.xarray.lazy",
@@ -53,6 +54,7 @@ __all__ = [
     "karras_sigmas",
     "load_checkpoint",
     "remove_files",
+    "remove_scenes",
     "remove_xarray",
     "sample",
     "save_checkpoint",
@@ -72,6 +74,7 @@ def __dir__() -> list[str]:
 if TYPE_CHECKING:
     from sader.checkpoint import load_checkpoint, save_checkpoint
     from sader.errors import SaderError
+    from sader.geo.batch.run import remove_scenes
     from sader.geo.classes import classify_files, classify_xarray
     from sader.geo.remove import remove_files
     from sader.geo.series import clean_series

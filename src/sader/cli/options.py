@@ -161,3 +161,26 @@ def run_options(
     ] = None,
 ) -> None:
     """Options of their further outputs, of the model and of the machine."""
+
+
+BATCH = ("scenes", "workers", "retries", "price", "summary")
+MANY = "Many scenes"
+
+
+def batch_options(
+    scenes: Annotated[
+        str | None,
+        option("Scenes instead of inputs: a list (one a line), a folder of folders, or a STAC catalogue.", MANY),
+    ] = None,
+    workers: Annotated[
+        int | None, option("Processes on this machine, one scene each; default 1. --dask: a cluster.", MANY, min=1)
+    ] = None,
+    retries: Annotated[int, option("Further attempts after an error that may pass.", MANY, min=0)] = 2,
+    price: Annotated[
+        float | None, option("Price of a core hour (or GPU hour), for the cost in the report.", MANY, min=0)
+    ] = None,
+    summary: Annotated[
+        str | None, option("JSON report of the run, with a text beside it; default run.json in the output.", MANY)
+    ] = None,
+) -> None:
+    """Options of runs over many scenes."""

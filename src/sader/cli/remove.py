@@ -11,7 +11,19 @@ from typing import Annotated, Any
 
 import typer
 
-from sader.cli.options import TILES, WRITING, AsJson, Device, option, reading_options, run_options, takes, tile_options
+from sader.cli.options import (
+    BATCH,
+    TILES,
+    WRITING,
+    AsJson,
+    Device,
+    batch_options,
+    option,
+    reading_options,
+    run_options,
+    takes,
+    tile_options,
+)
 from sader.errors import ConfigError, printable
 
 LOG_EVERY = 60.0
@@ -21,9 +33,12 @@ app = typer.Typer()
 
 
 @app.command()
-@takes(reading_options, tile_options, run_options)
+@takes(reading_options, tile_options, run_options, batch_options)
 def remove(
-    out: Annotated[Path, option("GeoTIFF to write (.zarr for a Zarr store).", None, "--out", "-o")] = Path("clear.tif"),
+    out: Annotated[
+        str,
+        option("GeoTIFF to write (or NAME.zarr); with --scenes a folder or s3://...", None, "--out", "-o"),
+    ] = "clear.tif",
     reference: Annotated[
         str, option("Date to clean: a file name, a date, auto (the clearest) or none (a new image).")
     ] = "auto",
@@ -37,6 +52,8 @@ def remove(
 ) -> None:
     """Remove the clouds of your own scene: several dates in, one cloud-free map out."""
     own = {"out": out, "reference": reference, "preview": preview, "report": report, "item": item}
+    if given["scenes"] is not None:
+        return _run_many({**given, **own}, as_json)
     with _watched(given) as callbacks:
         from sader.geo.remove import run_remove
 
@@ -45,9 +62,11 @@ def remove(
 
 
 @app.command()
-@takes(reading_options, tile_options, run_options)
+@takes(reading_options, tile_options, run_options, batch_options)
 def series(
-    out: Annotated[Path, option("Folder of GeoTIFFs to write, or NAME.zarr.", None, "--out", "-o")] = Path("series"),
+    out: Annotated[
+        str, option("Folder of GeoTIFFs to write, or NAME.zarr; with --scenes also s3://...", None, "--out", "-o")
+    ] = "series",
     nearest: Annotated[
         int | None, option("Clean each date with this many dates nearest in time; default: all dates.", None, min=1)
     ] = None,
@@ -60,6 +79,10 @@ def series(
     **given: Any,
 ) -> None:
     """Remove the clouds of every date: a folder of dates in, the same dates cloud-free out."""
+    if given["scenes"] is not None:
+        if animation is not None or point:
+            raise typer.BadParameter("--animation and --point belong to one scene; they cannot be used with --scenes.")
+        return _run_many({**given, "out": out}, as_json, series=True, nearest=nearest)
     with _watched(given) as callbacks:
         from sader.geo.series import run_series
 
@@ -92,26 +115,31 @@ def mask(
 
 
 def _request(given: Mapping[str, Any]) -> Any:
-    """Return the `RemoveRequest` of the options of a command, by name."""
+    """Return the `RemoveRequest` of the options of a command."""
     from sader.geo.remove import RemoveRequest
-    from sader.geo.scene.options import SceneOptions
 
-    def plain(value: Any) -> Any:
-        return str(value) if isinstance(value, Path) else tuple(value) if isinstance(value, list) else value
+    return RemoveRequest.of({name: value for name, value in given.items() if name not in BATCH})
 
-    options = {name: given[name] for name in SceneOptions.__dataclass_fields__ if name in given}
-    more = {name: plain(given[name]) for name in RemoveRequest.__dataclass_fields__ if name in given}
-    more |= {name: more.get(name) or () for name in ("inputs", "mask", "aux")}
-    return RemoveRequest(**more, options=SceneOptions(**options))
+
+def _run_many(given: Mapping[str, Any], as_json: bool, **series: Any) -> None:
+    """Run all scenes of --scenes and print the report; the status is 1 where some failed."""
+    with _watched(given, unit="scenes") as callbacks:
+        from sader.geo.batch.run import BatchSettings, run_batch
+
+        settings = BatchSettings(**{name: given[name] for name in BATCH}, **series)
+        done = run_batch(_request(given), settings, **callbacks)
+    _print(done, as_json, print_batch)
+    if done.with_status("failed"):
+        raise typer.Exit(1)
 
 
 @contextmanager
-def _watched(given: Mapping[str, Any], work: str = "removing clouds") -> Iterator[dict[str, Any]]:
+def _watched(given: Mapping[str, Any], work: str = "removing clouds", unit: str = "tiles") -> Iterator[dict[str, Any]]:
     """Yield the arguments `progress` and `notice` of a run; progress is a bar on a terminal, else lines."""
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-    if not given["inputs"] and given["stac"] is None:
+    if not given["inputs"] and given["stac"] is None and given.get("scenes") is None:
         raise typer.BadParameter("name at least one GeoTIFF, folder, .SAFE product or STAC item.")
     live = Console(stderr=True)
     remaining = TimeRemainingColumn(elapsed_when_finished=True)
@@ -120,14 +148,18 @@ def _watched(given: Mapping[str, Any], work: str = "removing clouds") -> Iterato
     with Progress(*columns, console=live, transient=True, disable=not live.is_terminal) as bar:
         # Importing torch, which follows, takes seconds: the bar is already on the screen.
         task = bar.add_task("opening", total=None, rate="")
-        lines = None if live.is_terminal else ProgressLines(lambda text: print(text, file=sys.stderr, flush=True), work)
+        lines = (
+            None
+            if live.is_terminal
+            else ProgressLines(lambda text: print(text, file=sys.stderr, flush=True), work, unit)
+        )
 
         def progress(done: int, total: int) -> None:
             if lines is not None:
                 lines(done, total)
             bar.update(task, description=work, completed=done, total=total)
             speed = bar.tasks[0].speed
-            bar.update(task, rate=f"{60 * speed:.1f} tiles/min" if speed else "")
+            bar.update(task, rate=f"{60 * speed:.1f} {unit}/min" if speed else "")
 
         def notice(text: str) -> None:
             live.print(f"note: {printable(text)}", style="yellow", highlight=False, markup=False, soft_wrap=True)
@@ -152,8 +184,8 @@ def _print(report: Any, as_json: bool, show: Callable[[Any], None]) -> None:
 class ProgressLines:
     """Progress for a log: one line a minute, or as often as SADER_LOG_SECONDS states."""
 
-    def __init__(self, say: Callable[[str], None], work: str = "removing clouds") -> None:
-        self._work, self._say, self._every = work, say, _log_interval()
+    def __init__(self, say: Callable[[str], None], work: str = "removing clouds", unit: str = "tiles") -> None:
+        self._work, self._unit, self._say, self._every = work, unit, say, _log_interval()
         self._began = self._last = time.monotonic()
         self._before: int | None = None
 
@@ -165,11 +197,11 @@ class ProgressLines:
         if now - self._last < self._every or done >= total:
             return
         self._last = now
-        text = f"{self._work}: {done} of {total} tiles"
+        text = f"{self._work}: {done} of {total} {self._unit}"
         if fresh := done - self._before:
             rate = fresh / (now - self._began)
             left = (total - done) / rate
-            text += f", {60 * rate:.1f} tiles/min, {int(left // 3600)}:{int(left // 60 % 60):02d} h left"
+            text += f", {60 * rate:.1f} {self._unit}/min, {int(left // 3600)}:{int(left // 60 % 60):02d} h left"
         self._say(text)
 
 
@@ -202,6 +234,11 @@ def print_series(report: Any) -> None:
         rebuilt = scene.pixels.get("reconstructed", 0) / total
         print(f"{printable(scene.reference)}: {rebuilt:.1%} reconstructed, {printable(scene.output)}")
     print(f"{len(report.scenes)} dates in {report.seconds:.1f} s")
+
+
+def print_batch(report: Any) -> None:
+    """Print the report of many scenes."""
+    print(report.as_text())
 
 
 def print_masks(report: Any) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -71,6 +71,19 @@ class RemoveRequest:
     dates: str | None = None
     collection: str | None = None
 
+    @classmethod
+    def of(cls, given: Mapping[str, Any]) -> RemoveRequest:
+        """Return the request of options by name: those of this class and of `SceneOptions`."""
+        known = [*cls.__dataclass_fields__, *SceneOptions.__dataclass_fields__]
+        if unknown := [name for name in given if name not in known]:
+            raise ConfigError(f"unknown option {unknown[0]}{did_you_mean(unknown[0], known)}")
+        options = {name: value for name, value in given.items() if name in SceneOptions.__dataclass_fields__}
+        own = {name: _plain(value) for name, value in given.items() if name in cls.__dataclass_fields__}
+        for name in ("inputs", "mask", "aux"):
+            value = own.get(name) or ()
+            own[name] = (value,) if isinstance(value, str) else value
+        return cls(**{**own, "options": SceneOptions(**options)})
+
     @property
     def area(self) -> Box | None:
         """The area in degrees, if one is given."""
@@ -78,6 +91,10 @@ class RemoveRequest:
             raise ConfigError("--bbox and --aoi both give an area; expected one of them.")
         given = self.bbox if self.aoi is None else Path(self.aoi)
         return None if given is None else parse_area(given)
+
+
+def _plain(value: Any) -> Any:
+    return str(value) if isinstance(value, Path) else tuple(map(str, value)) if isinstance(value, list) else value
 
 
 def run_remove(

@@ -214,7 +214,7 @@ class Series:
                 "--source-date with --nearest counts other dates on each date; expected a folder as output."
             )
         series = replace(self, options=options)
-        jobs = series._jobs()
+        jobs = series.jobs()
         done = series._stored([job for _, job in jobs]) if self.is_zarr else None
         if done is None:
             finished = series._finished(jobs)
@@ -269,7 +269,7 @@ class Series:
         part = replace(self.stack, sources=tuple(self.stack.sources[one] for one in dates))
         return part, dates.index(date), dates
 
-    def _jobs(self) -> list[tuple[Scene, str]]:
+    def jobs(self) -> list[tuple[Scene, str]]:
         """Return the scene of each date and the checksum of its job."""
         found = []
         for date, target in enumerate(self.targets):

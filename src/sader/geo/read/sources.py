@@ -18,7 +18,7 @@ from sader.geo.read.geotiff import RASTERS, date_in, open_geotiff
 from sader.geo.read.landsat import open_product, products_in
 from sader.geo.read.raster import GeoTiffSource, opened, reading, shown
 from sader.geo.read.sentinel2 import is_safe, open_safe
-from sader.geo.stac.items import items_in, locate
+from sader.geo.stac.items import VIRTUAL, items_in, locate
 from sader.geo.stack import DateSource
 from sader.inference.tiling import Notice
 
@@ -26,8 +26,6 @@ SIDE_FILES = ("_mask", "_cloudmask", "_label", "_scl", "_uncertainty", "_count",
               "_source_date", "_masks", "_cld", "_aot", "_wvp",
               "_fmask", ".fmask", "_qa_pixel", "_qa60", "_udm", "_udm2", "_udm2_clip")  # fmt: skip
 """Endings of names that are masks or results beside an acquisition, no acquisition themselves."""
-_VIRTUAL = re.compile(r"/vsi[a-z0-9_]+[/?]|[a-z][a-z0-9+.-]+://", re.IGNORECASE)
-"""What GDAL opens without a file of that name: /vsizip/all.zip/a.tif, https://host/a.tif, s3://bucket/a.tif."""
 
 
 def open_sources(
@@ -58,7 +56,7 @@ def open_sources(
         if not str(entry).strip():
             # Path("") is the current folder; an empty shell variable should not mean it.
             raise DataError("an input is empty; name a GeoTIFF, a folder, a .SAFE product or a STAC item.")
-        virtual = isinstance(entry, str) and _VIRTUAL.match(entry) is not None
+        virtual = isinstance(entry, str) and VIRTUAL.match(entry) is not None
         path = Path(shown(str(entry)))
         key = str(entry) if virtual else os.path.realpath(path)  # `resolve` raises on a loop of links
         if key in seen:

@@ -34,6 +34,7 @@ from torch import Tensor
 from sader.errors import OutputError
 from sader.files import locked, sync_folder, write_atomically
 from sader.geo.grid import Grid
+from sader.geo.read.raster import shown
 from sader.geo.scene.cog import Layer, RowFile, writing
 from sader.geo.stack import DateSource
 from sader.inference.scene import FinishedRows, ScenePlan
@@ -329,13 +330,18 @@ def differences(before: Any, now: Any, where: str = "") -> list[str]:
 
 
 def describe_source(source: DateSource) -> dict[str, Any]:
-    """Return what identifies a date: its name, and size, time and sampled content of its files, or of its array."""
+    """Return what identifies a date: its name, and size, time and sampled content of its files, or of its array.
+
+    A remote file is identified by its address without the signature.
+    """
     facts: dict[str, Any] = {"name": source.name, "coding": str(source.coding), "bands": list(source.bands)}
-    files = {}
+    files: dict[str, list[Any]] = {}
     for path in source.paths:
-        with contextlib.suppress(OSError, ValueError):
+        try:
             found = os.stat(path)
             files[os.path.abspath(path)] = [found.st_size, found.st_mtime_ns, sampled_hash(path, found.st_size)]
+        except (OSError, ValueError):
+            files[shown(path)] = []
     if files or source.paths:
         return {**facts, "files": files}
     return {**facts, "content": hashlib.sha256(pickle.dumps(source)).hexdigest()}

@@ -58,6 +58,7 @@ class SceneReport:
     size: tuple[int, int]
     """(height, width)"""
     tiles: int
+    """0 where the result was complete before."""
     pixels: dict[str, int]
     """nodata, observed, reconstructed"""
     clear_share: tuple[float, ...]
@@ -455,7 +456,7 @@ def _check_outputs(scene: Scene, extras: Extras, may_be_own: bool) -> None:
             raise OutputError(f"{path} exists. Use --overwrite to replace it, or choose another name.")
 
 
-def job_of(path: Path) -> str | None:
+def job_of(path: Path | str) -> str | None:
     """Return the checksum of the job that wrote a file; None for other files."""
     try:
         with open_raster(path) as dataset:

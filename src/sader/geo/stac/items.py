@@ -32,6 +32,8 @@ RASTER_TYPES = ("image/tiff", "image/vnd.stac.geotiff", "image/jp2", "applicatio
 RASTER_SUFFIXES = (".tif", ".tiff", ".jp2", ".vrt")
 CRS_CODE = re.compile(r"[A-Za-z][A-Za-z0-9_]{1,15}:[A-Za-z0-9]{1,15}")
 """A reference system by its code. GDAL opens other names as a file or an address where it can."""
+VIRTUAL = re.compile(r"/vsi[a-z0-9_]+[/?]|[a-z][a-z0-9+.-]+://", re.IGNORECASE)
+"""What GDAL opens without a file of that name: /vsizip/all.zip/a.tif, https://host/a.tif, s3://bucket/a.tif."""
 _SIZE = re.compile(r"[_-](\d{1,3})m\b", re.IGNORECASE)
 
 
@@ -169,12 +171,16 @@ def is_classification(key: str) -> bool:
     return bool(re.match(r"scl(?:[_-]|$)", key, re.IGNORECASE))
 
 
+def absolute(href: str, base: str) -> str:
+    """Return the URL or local path of a reference, relative to the item's file or URL."""
+    if urlparse(href).scheme and not re.match(r"[A-Za-z]:[\\/]", href):
+        return href
+    return urljoin(base, href) if "://" in base else str((Path(base).parent / unquote(href)).resolve())
+
+
 def locate(href: str, base: str) -> str:
     """Return the path for GDAL of a reference, relative to the item's file or URL."""
-    if not urlparse(href).scheme or re.match(r"[A-Za-z]:[\\/]", href):
-        if "://" not in base:
-            return str((Path(base).parent / unquote(href)).resolve())
-        href = urljoin(base, href)
+    href = absolute(href, base)
     scheme, _, rest = href.partition("://")
     if href.startswith("file:"):
         return unquote(urlparse(href).path)

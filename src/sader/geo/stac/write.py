@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
@@ -18,8 +19,9 @@ from sader._version import __version__
 from sader.errors import require
 from sader.files import write_atomically
 from sader.geo.grid import Grid
-from sader.geo.read.raster import grid_of, open_raster, reading
+from sader.geo.read.raster import grid_of, open_raster, reading, shown
 from sader.geo.read.sentinel2 import BANDS
+from sader.geo.stac.items import VIRTUAL
 from sader.geo.stack import DateSource
 from sader.inference.values import ValueCoding
 
@@ -127,7 +129,8 @@ def _write_linked(
 ) -> Path:
     """Write an item with the links to its inputs and its collection."""
     for title, href in _inputs(sources):
-        relative = href if "://" in href else _relative(Path(href), target)
+        place = re.sub(r"^/vsi(s3|gs|az)/", r"\1://", shown(href))
+        relative = place if VIRTUAL.match(place) else _relative(Path(place), target)
         item.add_link(stac.Link("derived_from", relative, title=title))
     if collection is not None:
         item.collection_id = collection.resolve().parent.name

@@ -47,22 +47,29 @@ _ADDRESS = re.compile(r"(tcp|tls|ucx|ws|wss)://(\[[0-9a-fA-F:]+\]|[^:/\s]+):(\d{
 
 
 @contextlib.contextmanager
-def connect(address: str) -> Iterator[Any]:
-    """Yield a client of the scheduler at `address`, a scheduler file (.json), or "local".
+def connect(address: Any) -> Iterator[Any]:
+    """Yield a client of the scheduler at `address`, a scheduler file (.json), "local", or a number of processes.
 
-    "local" runs the workers as threads of this process and opens no ports.
+    "local" runs the workers as threads of this process and opens no ports. A number starts as many processes with one
+    thread each on this machine; one that is killed is started again. A client is yielded as it is.
     """
     distributed = require("distributed", extra="cluster", purpose="working on a dask cluster")
-    local = address.strip().lower() == "local"
-    target: Any = address.strip() if local else _checked(address.strip())
+    if isinstance(address, distributed.Client):
+        yield address
+        return
     with contextlib.ExitStack() as stack:
         stack.enter_context(_quiet_logs())
-        if local:
+        target: Any
+        if isinstance(address, int):
+            target = stack.enter_context(_process_cluster(distributed, address))
+        elif address.strip().lower() == "local":
             target = stack.enter_context(_private_cluster(distributed))
+        else:
+            target = _checked(address.strip())
         try:
             client = distributed.Client(target, timeout=CONNECT_SECONDS, set_as_default=False)
         except (OSError, ValueError, TypeError) as error:
-            raise _no_scheduler(address, error) from error
+            raise _no_scheduler(str(address), error) from error
         stack.callback(_close, client)
         try:
             client.wait_for_workers(1, timeout=WORKER_SECONDS)
@@ -71,6 +78,23 @@ def connect(address: str) -> Iterator[Any]:
                 f"the dask scheduler at {address} has no workers. Start some with: dask worker {address}"
             ) from error
         yield client
+
+
+def _process_cluster(distributed: Any, count: int) -> Any:
+    """Return a cluster of processes of this machine. Its ports need a certificate that no other user has."""
+    require("cryptography", extra="cluster", purpose="starting processes")
+    try:
+        return distributed.LocalCluster(
+            n_workers=count,
+            threads_per_worker=1,
+            processes=True,
+            security=True,
+            dashboard_address="127.0.0.1:0",
+            memory_limit=0,  # the system decides; dask would end a process that uses more than its share
+            silence_logs=logging.CRITICAL,
+        )
+    except (OSError, RuntimeError) as error:
+        raise ClusterError(f"cannot start {count} processes: {error}. Free some memory, or use fewer.") from error
 
 
 def _private_cluster(distributed: Any) -> Any:
@@ -177,33 +201,34 @@ class _Tiles:
                 found = self.future.result(timeout=POLL_SECONDS)
                 return [None if one is None else RawTile.of(one) for one in found]
             except TimeoutError:
-                lost = self._check_workers(lost)
+                lost = check_workers(self.client, lost)
             except KilledWorker as error:
                 raise ClusterError(
                     f"a tile of {self.plan.windows[0].height} pixels killed several workers one after the other, most "
                     "likely for lack of memory. Use a smaller --tile, or workers with more memory."
                 ) from error
             except (CancelledError, CommClosedError, ConnectionError) as error:
-                raise _lost("the connection to its scheduler is lost") from error
-
-    def _check_workers(self, lost: float | None) -> float | None:
-        """Return since when there has been no worker; None where there is one."""
-        try:
-            workers = self.client.scheduler_info()["workers"]
-            running = self.client.status == "running"
-        except Exception as error:  # of any kind: the scheduler is gone
-            raise _lost("its scheduler does not answer") from error
-        if not running:
-            raise _lost("the connection to its scheduler is lost")
-        if workers:
-            return None
-        now = time.monotonic()
-        if lost is not None and now - lost > LOST_SECONDS:
-            raise _lost("it has no worker left")
-        return now if lost is None else lost
+                raise lost_cluster("the connection to its scheduler is lost") from error
 
 
-def _lost(why: str) -> ClusterError:
+def check_workers(client: Any, lost: float | None, *, patience: float | None = None) -> float | None:
+    """Return since when the cluster has had no worker, None where it has one; raise after `patience` seconds."""
+    try:
+        workers = client.scheduler_info()["workers"]
+        running = client.status == "running"
+    except Exception as error:  # of any kind: the scheduler is gone
+        raise lost_cluster("its scheduler does not answer") from error
+    if not running:
+        raise lost_cluster("the connection to its scheduler is lost")
+    if workers:
+        return None
+    now = time.monotonic()
+    if lost is not None and now - lost > (LOST_SECONDS if patience is None else patience):
+        raise lost_cluster("it has no worker left")
+    return now if lost is None else lost
+
+
+def lost_cluster(why: str) -> ClusterError:
     return ClusterError(
         f"the dask cluster is gone ({why}). Finished rows are kept: when the cluster is back, the same command "
         "continues from there."
