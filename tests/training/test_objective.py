@@ -10,7 +10,7 @@ import torch
 from sader.data.batch import SeriesBatch
 from sader.model.mtcdn import MTCDNConfig
 from sader.models import ModelConfig, build_model, small
-from sader.training.objective import Objective, ObjectiveConfig, spatial_error, texture_error
+from sader.training.objective import Objective, ObjectiveConfig, network_masks, spatial_error, texture_error
 
 SIDE = 32
 
@@ -150,6 +150,29 @@ def test_the_mask_refinement_never_sees_the_true_mask_of_the_date_to_be_cleaned(
     wrong[rows, given.reference] = ~wrong[rows, given.reference]
     _, again = Objective(config)(model, replace(given, cloud_mask=wrong), torch.Generator().manual_seed(0))
     assert torch.equal(terms["mask_refinement"], again["mask_refinement"])
+
+
+def test_masks_of_the_other_dates_come_from_the_mask_network(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The estimate for a tile has them too: the cloud head decides on the reference date alone."""
+    model, given = composite_model(), replace(batch(), reference=torch.tensor([0, 1]))
+    config = ObjectiveConfig(masks_only=True, own_mask=1.0, mask_network=True)
+    shown: list[torch.Tensor] = []
+    refine = model.network.mask_refinement.forward
+
+    def kept(*inputs: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        shown.append(inputs[4])
+        return refine(*inputs)
+
+    monkeypatch.setattr(model.network.mask_refinement, "forward", kept)
+    for network in (True, False):
+        Objective(replace(config, mask_network=network))(model, given, torch.Generator().manual_seed(0))
+    found = network_masks(model.network.config.bands, given.cloudy, given.valid, given.band_present)
+    assert set(found.unique().tolist()) <= {0.0, 1.0}
+    for row, reference in enumerate((0, 1)):
+        others = [date for date in range(3) if date != reference]
+        assert torch.equal(shown[0][row, others], found[row, others])
+        assert torch.equal(shown[0][row, reference], shown[1][row, reference])
+        assert not torch.equal(shown[1][row, others], found[row, others])
 
 
 def test_the_error_head_moves_nothing_but_itself() -> None:

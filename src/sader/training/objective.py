@@ -5,6 +5,7 @@ Networks without a composite use the paper's loss (`method.losses`). Random numb
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -16,7 +17,7 @@ from sader.data.batch import SeriesBatch
 from sader.method.diffusion import Denoiser
 from sader.method.losses import CloudAwareLoss, CloudAwareLossConfig
 from sader.model.attention import masked_mean
-from sader.model.blocks import to_model_range
+from sader.model.blocks import to_model_range, without_autocast
 from sader.model.composite import classical_blend
 from sader.model.heads import not_clear
 from sader.model.mtcdn import MTCDN, Condition, with_anchor
@@ -50,7 +51,10 @@ class ObjectiveConfig:
     hidden: float = 4.0
     """Weight of pixels hidden in the reference date, relative to others."""
     own_mask: float = 0.5
-    """Share of series trained with the cloud head's own estimate instead of the true mask."""
+    """Share of series trained with estimated masks instead of the true ones."""
+    mask_network: bool = False
+    """Estimate the masks of all dates but the reference date with the shipped mask network, as in tiles, not with the
+    cloud head."""
 
 
 def known_days(batch: SeriesBatch) -> Tensor | None:
@@ -238,17 +242,39 @@ class Objective:
         own = torch.rand(len(logits), generator=generator, device=generator.device) < self.config.own_mask
         take = own.view(-1, 1, 1, 1).to(logits.device) | ((batch.labels > 3) & ~batch.cloud_mask)
         estimate, truth = not_clear(logits.detach(), dim=2), batch.cloud_mask.float()
+        is_reference = F.one_hot(batch.reference.clamp(min=0), estimate.shape[1]).bool()
+        is_reference = (is_reference & (batch.reference >= 0)[:, None])[:, :, None, None]
+        if self.config.mask_network:
+            found = network_masks(network.config.bands, batch.cloudy, observed, batch.band_present)
+            estimate = torch.where(is_reference, estimate, found)
         cloud = torch.where(take, estimate, truth)
         if network.mask_refinement is None:
             return cloud, losses
         # The refinement always gets the head's mask of the reference date: the true mask would reveal the answer.
-        is_reference = F.one_hot(batch.reference.clamp(min=0), cloud.shape[1]).bool() & (batch.reference >= 0)[:, None]
-        shown = torch.where(is_reference[:, :, None, None], estimate, cloud)
+        shown = torch.where(is_reference, estimate, cloud)
         anchor, second = network.mask_refinement(cloudy, observed, batch.band_present, logits, shown, batch.reference)
         rows = torch.arange(len(anchor), device=anchor.device)
         losses["mask_refinement"] = _cross_entropy(second, target[rows, anchor])
         refined = torch.where(take[rows, anchor], not_clear(second.detach(), dim=1), truth[rows, anchor])
         return with_anchor(cloud, anchor, refined), losses
+
+
+@torch.no_grad()
+def network_masks(bands: Sequence[str], cloudy: Tensor, observed: Tensor, band_present: Tensor) -> Tensor:
+    """Return the masks (B, T, H, W) of 0 and 1 that the mask network finds in reflectance (B, T, C, H, W)."""
+    from sader.inference.inputs import TileInputs
+    from sader.inference.masks import MaskSettings, TileMasks
+
+    height, width = observed.shape[-2:]
+    inputs = TileInputs(
+        cloudy=cloudy,
+        valid=observed,
+        cloud=torch.full(observed.shape, torch.nan, device=cloudy.device),
+        reference=torch.full((len(cloudy),), -1, device=cloudy.device),
+        band_present=band_present,
+    )
+    with without_autocast(cloudy):
+        return TileMasks(bands, None, MaskSettings())(inputs.padded(32))[..., :height, :width]
 
 
 def _cross_entropy(logits: Tensor, target: Tensor) -> Tensor:
