@@ -38,7 +38,7 @@ EXPECTED = {
     "docs/api.md": (1, 0),
     "docs/catalogues.md": (1, 8),
     "docs/changelog.md": (0, 0),
-    "docs/benchmark.md": (0, 3),
+    "docs/benchmark.md": (0, 4),
     "docs/compare.md": (4, 1),
     "docs/datasets.md": (0, 1),
     "docs/getting-started.md": (3, 3),
