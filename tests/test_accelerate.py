@@ -150,7 +150,8 @@ def test_bfloat16_is_for_networks_with_a_composite(monkeypatch):
     assert Acceleration.for_device(cpu, composite=True) == Acceleration()
 
 
-@pytest.mark.parametrize("name", ["paper", pytest.param("product", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["paper", "product"])
 def test_the_network_compiles_without_graph_breaks(name, request):
     """Traced without a compiler behind it: a graph break would raise."""
     model, config = request.getfixturevalue(name)

@@ -218,7 +218,7 @@ def practice_scene(names: dict[str, Any]) -> None:
             file.descriptions = descriptions
 
 
-LONG_PAGES = ("docs/compare.md",)
+LONG_PAGES = ("docs/compare.md", "docs/reproduce.md")
 """Pages whose commands take a minute."""
 
 

@@ -14,7 +14,7 @@ JOBS = ("remove", "remove-zarr", "series", "train")
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
-@pytest.mark.parametrize("every", [61, pytest.param(5, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("every", [151, pytest.param(5, marks=pytest.mark.slow)])
 def test_killed_at_file_operations(every):
     pytest.importorskip("rasterio")
     pytest.importorskip("zarr")

@@ -488,6 +488,7 @@ def test_train_stop_resume_and_score(name, shards, tmp_path, monkeypatch):
             assert all(row.scores["unchanged"] == 1.0 for row in scored)
 
 
+@pytest.mark.slow
 def test_killed_by_the_system_and_resumed(shards, tmp_path):
     killed, whole = tmp_path / "killed", tmp_path / "whole"
     overrides = training("cyclegan", "train.steps=14", "train.checkpoint_every=3")

@@ -56,7 +56,7 @@ def read(path: Any) -> np.ndarray:
         return dataset.read()
 
 
-@pytest.mark.parametrize("masks", [True, False])
+@pytest.mark.parametrize("masks", [pytest.param(True, marks=pytest.mark.slow), False])
 def test_each_date_equals_remove(tmp_path, folder, command, masks):
     more = ("--uncertainty", *(("--mask", tmp_path / "masks") if masks else ()))
     status, printed, err = command("series", folder, "-o", tmp_path / "out", *more, "--json")
