@@ -3,6 +3,7 @@
     python tools/walks.py                     # a table of the checked-out tree
     python tools/walks.py --src OTHER/src     # of another tree, to compare
     python tools/walks.py --json counts.json  # the same counts, and the lists of files, for scripts
+    python tools/walks.py --folders           # modules and lines of each folder instead
 
 Counts of the source:
 
@@ -345,13 +346,37 @@ def table(source: Source, walks: dict[str, Walk]) -> str:
     return "\n".join(["| count | value |", "|---|---|", *(f"| {name} | {value} |" for name, value in rows)])
 
 
+def folder_table(package: Path) -> str:
+    """Return modules (without `__init__`), all lines, docstring lines and blank lines of each folder, as Markdown."""
+    rows = ["| folder | modules | lines | docstrings | blank |", "|---|---|---|---|---|"]
+    for folder in sorted({path.parent for path in package.rglob("*.py")}):
+        texts = {path.stem: path.read_text(encoding="utf-8") for path in folder.glob("*.py")}
+        lines = [line for text in texts.values() for line in text.splitlines()]
+        documents = sum(_docstring_lines(text) for text in texts.values())
+        counts = (len(texts.keys() - {"__init__"}), len(lines), documents, sum(not line.strip() for line in lines))
+        rows.append(f"| {folder.relative_to(package).as_posix()} | {' | '.join(map(str, counts))} |")
+    return "\n".join(rows)
+
+
+def _docstring_lines(text: str) -> int:
+    """Return the lines of strings that stand alone, blank ones left out."""
+    nodes = [node.value for node in ast.walk(ast.parse(text)) if isinstance(node, ast.Expr)]
+    strings = [node for node in nodes if isinstance(node, ast.Constant) and isinstance(node.value, str)]
+    found = {number for node in strings for number in range(node.lineno, (node.end_lineno or node.lineno) + 1)}
+    return sum(bool(line.strip()) for number, line in enumerate(text.splitlines(), start=1) if number in found)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description="Count the source and the files that one operation enters.")
     parser.add_argument("--src", type=Path, default=Path(__file__).parents[1] / "src", help="folder that holds sader/")
     parser.add_argument("--json", type=Path, help="also write the counts to this file")
     parser.add_argument("--walk", choices=WALKS, help="only this walk, in this process, as one line of JSON")
+    parser.add_argument("--folders", action="store_true", help="only the lines of each folder")
     given = parser.parse_args()
     package = given.src.resolve() / "sader"
+    if given.folders:
+        print(folder_table(package))
+        return
     if given.walk:
         print(json.dumps(asdict(_profile_here(given.walk, package))))
         return
