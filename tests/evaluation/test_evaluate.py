@@ -6,6 +6,7 @@ import csv
 import json
 import math
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -164,6 +165,22 @@ def test_removers_get_masks_reference_and_steps(items: list[Item]) -> None:
     error = np.abs(item.cloudy[0] - item.clear)[:, item.scored].mean(0)
     assert found["inside_one"] == pytest.approx((error <= 0.1).mean())
     assert found["ratio"] == pytest.approx(np.sqrt(np.square(error).mean()) / 0.1, rel=1e-5)
+
+
+def test_the_report_compares_stated_and_true_errors(items: list[Item], capsys: pytest.CaptureFixture[str]) -> None:
+    class Honest(SpyRemover):
+        def predict(self, cloudy: np.ndarray, **facts: object) -> Removal:
+            return replace(super().predict(cloudy), spread=np.abs(cloudy[0] - truth[cloudy.tobytes()]))
+
+    truth = {item.cloudy.tobytes(): item.clear for item in items}
+    methods = {"honest": RemoverMethod(Honest()), "spy": RemoverMethod(SpyRemover())}  # type: ignore[arg-type]
+    results = score_methods(items, methods, ("psnr",))
+    report = Report("", results, summarise(results.rows))
+    print_summary(report)
+    for text in (markdown(report), capsys.readouterr().out):
+        lines = [line for line in text.splitlines() if line.startswith("| honest")]
+        assert any(line.split("|")[2].strip() == "1.00" and line.split("|")[5].strip() == "1.00" for line in lines)
+        assert "rank correlation over pixels" in text
 
 
 def test_a_real_remover_beats_the_flat_colour_and_keeps_clear_pixels(items: list[Item], remover: CloudRemover) -> None:

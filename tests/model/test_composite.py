@@ -57,7 +57,7 @@ def blended(cloudy: Tensor, cloud: Tensor, reference: Tensor) -> tuple[Tensor, T
     """Return the classical composite (C, H, W) and its weights (T + 1, H, W)."""
     matched, observed = prepared(cloudy, cloud, reference)
     learned = torch.zeros(1, cloud.shape[1] + 1, SIZE, SIZE)
-    image, weights, _ = blend(matched, learned, observed, **CLASSICAL)
+    image, weights, *_ = blend(matched, learned, observed, **CLASSICAL)
     return image[0], weights[0]
 
 
@@ -168,7 +168,7 @@ def test_the_untrained_head_is_the_classical_blend():
     for reference in (ANY, FIRST):
         matched, observed = prepared(cloudy, cloud, reference)
         fine, fused = torch.randn(1, 3, 8, SIZE // 2, SIZE // 2), torch.randn(1, 8, SIZE // 2, SIZE // 2)
-        image, weights, _ = head()(matched, fine, fused, observed)
+        image, weights, *_ = head()(matched, fine, fused, observed)
         torch.testing.assert_close(image, classical_blend(matched, observed), rtol=0, atol=1e-6)
         assert weights.shape == (1, 4, SIZE, SIZE)
 
@@ -182,7 +182,7 @@ def test_a_series_without_a_single_pixel_stays_finite():
     matched = prepare_dates(cloudy, cloud=cloud, observed=observed, reference=torch.tensor([-1, 0]))
     network = head()
     fine, fused = torch.randn(2, 2, 8, SIZE // 2, SIZE // 2), torch.randn(2, 8, SIZE // 2, SIZE // 2)
-    image, weights, _ = network(matched, fine, fused, observed)
+    image, weights, *_ = network(matched, fine, fused, observed)
     assert image.isfinite().all()
     assert weights.isfinite().all()
     assert (weights[0, -1] == 1).all(), "only the fill is there"

@@ -112,6 +112,8 @@ class Calibration:
     inside_two: float
     correlation: float
     """Rank correlation of spread and absolute error over pixels, mean over items."""
+    between_items: float
+    """Rank correlation of mean spread and mean absolute error over items; NaN for fewer than three."""
     ratio: float
     """Root mean square error / root mean square spread; 1 is calibrated, above 1 overconfident."""
     items: int
@@ -124,6 +126,7 @@ class CalibrationSum:
         self._inside: list[list[float]] = []
         self._squares: list[list[float]] = []
         self._ranks: list[float] = []
+        self._means: list[list[float]] = []
 
     @property
     def items(self) -> int:
@@ -137,6 +140,7 @@ class CalibrationSum:
         self._inside.append([(error <= stated).mean(), (error <= 2 * stated).mean()])
         self._squares.append([np.square(error).mean(), np.square(stated).mean()])
         self._ranks.append(_rank_correlation(stated, error))
+        self._means.append([stated.mean(), error.mean()])
 
     def result(self) -> Calibration:
         """Return the calibration over all added items."""
@@ -148,6 +152,7 @@ class CalibrationSum:
             inside_one=float(one),
             inside_two=float(two),
             correlation=float(np.nanmean(self._ranks)) if np.isfinite(self._ranks).any() else float("nan"),
+            between_items=_rank_correlation(*np.array(self._means).T) if self.items > 2 else float("nan"),
             ratio=float(wrong / stated) if stated > 0 else float("inf"),
             items=self.items,
         )

@@ -76,6 +76,7 @@ def markdown(report: Report) -> str:
         [[m.method, *(score_cell(m.overall[name], name) for name in shown)] for m in summary.methods],
     )
     lines += region_table(summary)
+    lines += calibration_lines(report.results)
     lines += _place_table(summary)
     if summary.best_classical is not None and len(summary.methods) > 1:
         lines += ["", f"Difference to {summary.best_classical}, paired by item [95 % interval]:", ""]
@@ -142,6 +143,8 @@ def print_summary(report: Report) -> None:
             cells.append(score_cell(method.against["psnr"], "psnr", sign=True) if "psnr" in method.against else "")
         table.add_row(method.method, *cells)
     console.print(table, highlight=False)
+    if lines := calibration_lines(report.results):
+        console.print("\n".join(lines), highlight=False, markup=False, soft_wrap=True)
 
 
 def region_table(summary: Summary) -> list[str]:
@@ -155,6 +158,19 @@ def region_table(summary: Summary) -> list[str]:
         [m.method, *(score_cell(m.overall[name], name.rpartition("_")[0]) for name in shown)] for m in summary.methods
     ]
     return ["", f"By region ({about})", "", *table_lines(heading, rows)]
+
+
+def calibration_lines(results: Results) -> list[str]:
+    """Return the lines of the table that compares stated and true errors; none where no method states its error."""
+    start = "calibration of "
+    found = {name.removeprefix(start): fact for name, fact in results.facts.items() if name.startswith(start)}
+    columns = {
+        "ratio": "true / stated RMSE", "inside_one": "within 1 x stated", "inside_two": "within 2 x stated",
+        "correlation": "rank correlation over pixels", "between_items": "over items",
+    }  # fmt: skip
+    rows = [[name, *(_number(fact[key], "psnr") for key in columns)] for name, fact in found.items()]
+    about = "Stated and true error, on the scored pixels (1, 0.68 and 0.95 are calibrated):"
+    return ["", about, "", *table_lines(["method", *columns.values()], rows)] if rows else []
 
 
 def difference_lines(comparisons: Sequence[Comparison], metric: str) -> list[str]:

@@ -185,6 +185,8 @@ class Blend(NamedTuple):
     """(B, T + 1, H, W): of each date; the last is the smooth fill's."""
     contrast: Tensor
     """(B,): factor for the details of reconstructed pixels."""
+    others: Tensor
+    """(B, C, H, W): prediction of the anchor from the other dates alone."""
 
 
 class CompositeHead(nn.Module):
@@ -253,6 +255,7 @@ def blend(
     image = weighted_sum(weights, candidates)
     image = image + matched.joint_correction(image, available)
 
+    predicted = image
     own, own_clear = matched.at_anchor(dates), matched.at_anchor(matched.clear)
     shown = matched.clear.float().masked_fill(is_anchor, 0.0).amax(dim=1)
     gain = contrast_gain(image.detach(), own, own_clear * shown)
@@ -276,7 +279,7 @@ def blend(
     composite = image + share[:, None] * (own - image)
     spread = weights * (1 - share[:, None])
     weights = torch.cat([torch.where(is_anchor, share[:, None], spread[:, :-1]), spread[:, -1:]], dim=1)
-    return Blend(composite, weights, gain)
+    return Blend(composite, weights, gain, predicted)
 
 
 def _certain(matched: MatchedDates) -> Tensor:

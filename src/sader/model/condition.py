@@ -74,6 +74,8 @@ class Condition:
     """(B, C, H, W): logarithm of the error to be expected, in the model's range; None without an error head."""
     contrast: Tensor | None = None
     """(B,): factor for the details of a one-step result; None without a composite."""
+    others: Tensor | None = None
+    """(B, C, H, W): prediction of the anchor from the other dates alone; None without a composite."""
 
 
 class InjectionHead(nn.Module):

@@ -13,6 +13,7 @@ error.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -29,9 +30,10 @@ from sader.model.composite import (
     VARIANCE_FLOOR,
     MatchedDates,
     blend_of_others,
+    box_mean,
     prepare_dates,
 )
-from sader.model.matching import inlier_weight, spread_from_clear
+from sader.model.matching import inlier_weight, solve_positive, spread_from_clear
 
 CLASSES = ("clear", "thick cloud", "thin cloud", "shadow")
 
@@ -190,6 +192,66 @@ class ErrorHead(nn.Module):
         learned = depth_to_space(self.out(F.gelu(self.hidden(features.detach()))), self.stem).float()
         usual = 0.5 * (weights.detach().float() * matched.variance).sum(dim=1, keepdim=True).log()
         return usual + learned.clamp(-LARGEST_FACTOR, LARGEST_FACTOR)
+
+
+KNOTS = 6
+"""Piecewise linear functions of each spectral feature in the fit of the visible errors."""
+SPECTRAL = ("B02", "B04", "B08")
+"""Bands in that fit, where the network has them; the difference of the last two is added."""
+SMOOTHING = 3e-3
+"""Ridge of that fit, relative to the mean of the squared features."""
+EVIDENCE = 500.0
+"""Clear pixels at which that fit is trusted by half, beyond its mean."""
+UNSEEN, UNSEEN_PIXELS = 0.12, 50.0
+"""Error, in model units, where the dates have no clear pixel in common, and the number of pixels it counts as."""
+NEARBY = 65
+"""Edge in pixels of the window that measures how close a pixel is to clear ones of the anchor."""
+ERROR_TERMS = (0.371, 0.077, -0.340, 0.446, -0.141)
+"""Factors of the network's estimate, of the usual misfit nearby, of the share of clear pixels nearby and of the visible
+errors of similar land, and the constant; fitted on 34 training items of six sources (benchmarks/log/training.md)."""
+
+
+def seen_error(stated: Tensor, matched: MatchedDates, weights: Tensor, others: Tensor, bands: Sequence[str]) -> Tensor:
+    """Return the logarithm of the expected error (B, C, H, W), corrected by the errors that can be seen.
+
+    At clear pixels of the anchor the error of the prediction from the other dates, `others` (B, C, H, W), is known. Its
+    logarithm is fitted as a sum of functions of the spectrum: fields that changed elsewhere in the tile are likely to
+    have changed under the cloud. `ERROR_TERMS` join it with the network's estimate `stated` (B, C, H, W). Where the
+    anchor shows nothing, the other dates cannot be matched to it, and the error is large.
+    """
+    own, own_clear = matched.at_anchor(matched.dates).float(), matched.at_anchor(matched.clear).float()
+    is_anchor = (matched.flag > 0)[:, :, None, None]
+    known = (own_clear * matched.clear.float().masked_fill(is_anchor, 0.0).amax(dim=1))[:, None]
+    count = known.sum(dim=(-2, -1), keepdim=True)
+    given = (own != 0).any(dim=3, keepdim=True).any(dim=2, keepdim=True).to(own.dtype)  # a missing band is 0
+    number = given.sum(dim=1, keepdim=True).clamp(min=1.0)
+
+    def over_bands(x: Tensor) -> Tensor:
+        return (x * given).sum(dim=1, keepdim=True) / number
+
+    def centred(x: Tensor) -> Tensor:
+        return x - (x * known).sum(dim=(-2, -1), keepdim=True) / count.clamp(min=1.0)
+
+    places = [bands.index(name) for name in SPECTRAL if name in bands] or range(min(3, len(bands)))
+    chosen = [others[:, place] for place in places]
+    spectrum = centred(torch.stack(chosen + [chosen[-1] - one for one in chosen[-2:-1]], dim=1))
+    scale = ((spectrum.square() * known).sum(dim=(-2, -1), keepdim=True) / count.clamp(min=1.0)).sqrt()
+    knots = torch.linspace(-2.0, 2.0, KNOTS, device=others.device)[:, None, None]
+    distance = ((spectrum / (scale + 1e-6)).clamp(-2.5, 2.5)[:, :, None] - knots).abs()
+    features = centred((1 - distance * (KNOTS - 1) / 4).clamp(min=0.0).flatten(1, 2))
+    seen = (over_bands((own - others).abs()) + 1e-3).log()
+    total = (seen * known).sum(dim=(-2, -1), keepdim=True) + UNSEEN_PIXELS * math.log(UNSEEN)
+    mean = total / (count + UNSEEN_PIXELS)
+    x = features.flatten(2)
+    left = (x * known.flatten(2)) / count.flatten(2).clamp(min=1.0)
+    moments = left @ x.transpose(1, 2) + SMOOTHING * torch.eye(x.shape[1], device=x.device)
+    slopes = solve_positive(moments, left @ (seen - mean).flatten(2).transpose(1, 2))
+    similar = mean + count / (count + EVIDENCE) * (slopes.transpose(1, 2) @ x).view(seen.shape)
+    network = over_bands(stated.exp()).log()
+    usual = 0.5 * (weights.float() * matched.variance).sum(dim=1, keepdim=True).log()
+    a, b, c, d, constant = ERROR_TERMS
+    joined = a * network + b * usual + c * box_mean(own_clear[:, None], NEARBY) + d * similar + constant
+    return stated + joined - network
 
 
 def steady_correction(matched: MatchedDates, weights: Tensor) -> Tensor:

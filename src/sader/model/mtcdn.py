@@ -338,7 +338,8 @@ class MTCDN(nn.Module):
         )
         features = self.condition_net(space_to_depth(seen, stem), series.available, series.emb)
         assert self.composite_head is not None
-        composite, weights, contrast = self.composite_head(matched, features.dates_fine, features.fused_fine, observed)
+        blend = self.composite_head(matched, features.dates_fine, features.fused_fine, observed)
+        composite, weights = blend.image, blend.weights
         frames = torch.cat(
             [every_date(composite.to(cloudy.dtype)), matched_dates, series.aux, cloud[:, :, None], flag], dim=2
         )
@@ -355,7 +356,8 @@ class MTCDN(nn.Module):
             weights=weights,
             matched=matched,
             log_error=log_error,
-            contrast=contrast,
+            contrast=blend.contrast,
+            others=blend.others,
         )
 
     def cloud_logits(
