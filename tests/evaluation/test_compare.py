@@ -291,6 +291,11 @@ def test_models_are_named_by_what_they_are(weights: Path, tmp_path: Path):
         named_methods(request)
 
 
+def test_rule_based_masks_are_named_once() -> None:
+    request = EvaluationRequest(models=("median", "mosaic (rules)"), data=DataRequest((Path("x"),)), mask="own")
+    assert list(named_methods(request)) == ["median (own masks)", "mosaic (rules)"]
+
+
 @pytest.mark.parametrize(
     ("changes", "error", "text"),
     [

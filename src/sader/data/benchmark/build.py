@@ -173,8 +173,8 @@ def list_items(items: Sequence[SeriesRecord]) -> dict[str, Any]:
     """Return the entry of a set: name -> first digits of the checksum of each item, and the checksum of all."""
     sums = {item.name: checksum(item) for item in items}
     whole = hashlib.sha256("".join(sums.values()).encode()).hexdigest()
-    places = len({item.group for item in items})
-    return {"sha256": whole, "places": places, "items": {name: value[:DIGITS] for name, value in sums.items()}}
+    short = {name: value[:DIGITS] for name, value in sums.items()}
+    return {"sha256": whole, "places": len({item.group for item in items}), "items": short}
 
 
 def read_listing(out: str | Path) -> dict[str, Any]:

@@ -124,8 +124,7 @@ def simulate_clouds(ground: np.ndarray, coverage: float, draw: Draw) -> tuple[np
     brightness = draw.uniform(0.34, 0.88) * FULL
     fine = noise(draw, height, width, 12.0, 3)
     if thin:
-        opacity = opacity * draw.uniform(0.15, 0.55)
-        brightness = draw.uniform(0.5, 0.7) * FULL
+        opacity, brightness = opacity * draw.uniform(0.15, 0.55), draw.uniform(0.5, 0.7) * FULL
     shift = (round(draw.uniform(-25, 25)), round(draw.uniform(-40, -5)))  # morning orbits: the sun is in the east
     blocked = np.roll((opacity * 1000).astype(np.int64), shift, axis=(0, 1))
     shadow = box(blocked, 2)[inside] / 25000 * draw.uniform(0.65, 1.0)
@@ -189,8 +188,7 @@ def pseudo_date(image: np.ndarray, draw: Draw) -> np.ndarray:
     gain = np.full((height, width), 1 + draw.uniform(-0.12, 0.12))
     gain = gain + 0.06 * noise(draw, height, width, max(height, width) / 3, 1)
     size = (0.02, 0.04, 0.08, 0.16)[draw.below(4)]
-    result = np.empty(image.shape)
-    changes = np.zeros(image.shape)
+    result, changes = np.empty(image.shape), np.zeros(image.shape)
     for _ in range(2):  # two surface classes, soft parts of the colour space, change on their own
         direction = 2 * draw.array(len(image)) - 1
         along = np.zeros((height, width))
