@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
 
+from sader.data.synthetic.scene import make_place
 from sader.model import composite, matching
 from sader.model.composite import CLASSICAL, CompositeHead, MatchedDates, blend, classical_blend, prepare_dates
+from sader.model.matching import support
 
 SIZE = 64
 ANY = torch.tensor([-1])
@@ -134,7 +137,7 @@ def moved_by_missing(date: int, *, others: int = 1) -> float:
 def test_a_cloud_missed_on_the_reference_hardly_moves_the_result_elsewhere(monkeypatch):
     assert moved_by_missing(0) < 0.005
 
-    def everything_counts(squared: Tensor, *_: Tensor) -> Tensor:
+    def everything_counts(squared: Tensor, *_: Tensor, **rest) -> Tensor:
         return torch.ones_like(squared)
 
     # The bound says something: without the robust weights it is broken by far.
@@ -190,3 +193,40 @@ def test_a_series_without_a_single_pixel_stays_finite():
     for name, parameter in network.named_parameters():
         assert parameter.grad is not None, name
         assert parameter.grad.isfinite().all(), name
+
+
+@pytest.mark.parametrize("width", [8, 15])
+def test_a_strip_of_missed_shadow_beside_nodata_does_not_darken_the_gap(width):
+    """Without `support` the error in the corner behind the strip is 0.010 and 0.016, and its NIR 6 and 12 % too low."""
+    land = make_place(2, size=(192, 192), dates=3, bands=("B02", "B03", "B04", "B08")).surface
+    across = np.add.outer(np.arange(192), np.arange(192))
+    nodata = across > 330
+    strip = (across > 330 - 1.4 * width) & ~nodata
+    hidden = (across > 200) & ~strip & ~nodata
+    seen = land.copy()
+    seen[0][:, strip] *= 0.4
+    seen[0][:, hidden] = 0.6
+    seen[0][:, nodata] = 0.0
+    observed, cloud = torch.ones(1, 3, 192, 192, dtype=torch.bool), torch.zeros(1, 3, 192, 192)
+    observed[0, 0], cloud[0, 0] = torch.from_numpy(~nodata), torch.from_numpy(hidden.astype(np.float32))
+    matched = prepare_dates(
+        2 * torch.from_numpy(seen)[None] - 1, cloud=cloud, observed=observed, reference=torch.tensor([0])
+    )
+    made = (classical_blend(matched, observed)[0].numpy() + 1) / 2
+    corner = hidden & (across > 280)
+    assert np.abs(made - land[0])[:, corner].mean() < 0.008
+    assert 0.96 < made[3, corner].mean() / land[0, 3, corner].mean() < 1.04
+
+
+def test_support_is_low_in_strips_beside_nodata_alone():
+    clear, observed = torch.ones(1, 1, 160, 160), torch.ones(1, 1, 160, 160, dtype=torch.bool)
+    assert bool((support(clear, observed) == 1).all())
+    clear[..., 20:140] = 0.0  # a cloud; a strip of 20 pixels remains on either side
+    assert bool((support(clear, observed) == 1).all()), "strips beside clouds alone are land as good as any"
+    clear[..., 150:], observed[..., 150:] = 0.0, False
+    found = support(clear, observed)
+    assert found[..., 140:150].max() < 0.2
+    assert bool((found[..., :20] == 1).all())
+    clear[:], observed[:] = 1.0, True
+    clear[..., 100:], observed[..., 100:] = 0.0, False
+    assert bool((support(clear, observed)[..., :90] > 0.9).all()), "broad land beside nodata is no strip"

@@ -77,7 +77,7 @@ class SceneMatch:
         clear = (1 - torch.from_numpy(np.nan_to_num(cloud, nan=0.0)).float()[None]) * observed
         with torch.inference_mode():
             anchor = clearest_date(series, clear, observed) if reference is None else torch.tensor([reference])
-            coefficients, centre = fit_dates(series, clear, anchor)
+            coefficients, centre = fit_dates(series, clear, anchor, observed=observed)
             coefficients = coefficients.clone()
             coefficients[0, int(anchor[0])] = 0.0  # the date itself stays as it is, to the bit
         return cls(coefficients[0].numpy(), centre[0, 0, :, 0, 0].numpy(), CELL * factor)

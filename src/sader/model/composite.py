@@ -29,6 +29,7 @@ from sader.model.matching import (
     inlier_weight,
     match_dates,
     spread_from_clear,
+    support,
     to_cells,
     to_pixels,
     weighted_sum,
@@ -98,7 +99,7 @@ def prepare_dates(
         clear = (1 - cloud.float()) * observed
         asked = reference >= 0
         anchor = torch.where(asked, reference.clamp(min=0), clearest_date(cloudy, clear, observed))
-        dates = match_dates(cloudy, clear, anchor, already_matched=already_matched)
+        dates = match_dates(cloudy, clear, anchor, observed=observed, already_matched=already_matched)
         rows = torch.arange(anchor.shape[0], device=anchor.device)
         target, target_clear = cloudy[rows, anchor].float(), clear[rows, anchor]
         # The misfit of each candidate to the anchor nearby. The anchor's own is 0; `prefer_anchor` sets its weight
@@ -264,7 +265,9 @@ def blend(
     residual = own - image
     # Relative to sensor noise and not to the usual misfit, because the residual spreads over a whole hole: at 0.01 of
     # reflectance its weight is a quarter.
-    safe = safe * inlier_weight(residual.detach().square().mean(dim=1, keepdim=True), safe, NOISE_VARIANCE)
+    squared = residual.detach().square().mean(dim=1, keepdim=True)
+    trust = support(own_clear[:, None], matched.at_anchor(available)[:, None])
+    safe = safe * inlier_weight(squared, safe, NOISE_VARIANCE, trust=trust)
     image = image + carried_inward(residual, safe)
     # The anchor against all others together: their joint evidence is the log-sum of their logits.
     asked = (matched.flag.amax(dim=1) == 1).float()[:, None, None]

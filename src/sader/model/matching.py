@@ -36,6 +36,12 @@ SPREADS = (3.0, 6.0, 12.0, 24.0)
 
 OUTLIER = 50.0
 """Squared misfit, in usual ones, at which a pixel has a quarter of its weight: land changes less, clouds more."""
+SUPPORT = 9
+"""Edge in cells of the window in which clear pixels support each other."""
+STRIP_SHARE, LAND_SHARE = 0.36, 0.5
+"""Clear share of that window up to which a pixel beside nodata belongs to a strip, and from which on it is land."""
+LEAST_SUPPORT = 0.1
+"""Factor on the usual squared misfit of strips: their misfits count as outliers ten times earlier."""
 SMALLEST_PIVOT = 1e-9
 """Rounding may turn the pivot of a nearly singular matrix negative; the ridges above are far larger."""
 MOST_CHANGE = 1.0
@@ -96,19 +102,38 @@ def to_pixels(x: Tensor, height: int, width: int) -> Tensor:
     return full[..., :height, :width]
 
 
-def match_dates(cloudy: Tensor, clear: Tensor, anchor: Tensor, *, already_matched: bool = False) -> Tensor:
+def support(clear: Tensor, observed: Tensor) -> Tensor:
+    """Return (B, T, H, W), from LEAST_SUPPORT to 1: less in narrow strips of clear pixels (B, T, H, W) beside nodata.
+
+    Such strips often are shadow or haze that the mask missed, or the edge of a footprint. Where they alone border a gap
+    of the anchor they would decide the radiometry of all of it. observed: bool (B, T, H, W).
+    """
+    both = torch.cat([clear, 1 - observed.to(clear.dtype)], dim=1)
+    cells = F.avg_pool2d(both, CELL, ceil_mode=True, count_include_pad=False)
+    near = F.avg_pool2d(cells, SUPPORT, stride=1, padding=SUPPORT // 2, count_include_pad=False)
+    shares = to_pixels(near, *clear.shape[-2:])
+    land, nodata = shares.chunk(2, dim=1)
+    narrow = ((LAND_SHARE - land) / (LAND_SHARE - STRIP_SHARE)).clamp(0, 1)
+    return 1 - (1 - LEAST_SUPPORT) * narrow * (10 * nodata).clamp(max=1)
+
+
+def match_dates(
+    cloudy: Tensor, clear: Tensor, anchor: Tensor, *, observed: Tensor | None = None, already_matched: bool = False
+) -> Tensor:
     """Return the dates (B, T, C, H, W) with the radiometry of the anchor date.
 
     cloudy: (B, T, C, H, W) in model units. clear: (B, T, H, W) in [0, 1], how surely a pixel is usable.
-    anchor: (B,) index of the date to match; it comes back as it was. already_matched: as in `fit_dates`.
+    anchor: (B,) index of the date to match; it comes back as it was. observed, already_matched: as in `fit_dates`.
     """
     with torch.no_grad(), full_precision(cloudy):
-        return _match_dates(cloudy.float(), clear.float(), anchor, already_matched)
+        return _match_dates(cloudy.float(), clear.float(), anchor, observed, already_matched)
 
 
-def _match_dates(cloudy: Tensor, clear: Tensor, anchor: Tensor, already_matched: bool) -> Tensor:
+def _match_dates(
+    cloudy: Tensor, clear: Tensor, anchor: Tensor, observed: Tensor | None, already_matched: bool
+) -> Tensor:
     batch, dates, bands, height, width = cloudy.shape
-    coefficients, centre = fit_dates(cloudy, clear, anchor, already_matched=already_matched)
+    coefficients, centre = fit_dates(cloudy, clear, anchor, observed=observed, already_matched=already_matched)
 
     def smooth(feature: int) -> Tensor:
         maps = coefficients[:, :, feature].flatten(0, 1)
@@ -121,12 +146,15 @@ def _match_dates(cloudy: Tensor, clear: Tensor, anchor: Tensor, already_matched:
     return cloudy + change.clamp(-MOST_CHANGE, MOST_CHANGE)
 
 
-def fit_dates(cloudy: Tensor, clear: Tensor, anchor: Tensor, *, already_matched: bool = False) -> tuple[Tensor, Tensor]:
+def fit_dates(
+    cloudy: Tensor, clear: Tensor, anchor: Tensor, *, observed: Tensor | None = None, already_matched: bool = False
+) -> tuple[Tensor, Tensor]:
     """Return the maps of each date onto the anchor: coefficients (B, T, C + 1, C, h, w), centre (B, 1, C, 1, 1).
 
     One set per cell: change = (cloudy - centre) coefficients[:C] + coefficients[C], in model units. Arguments as in
-    `match_dates`. already_matched: the dates have the same radiometry already. Dates without pixels in common with the
-    anchor are then left as they are; otherwise their mean level is shifted to that of the anchor.
+    `match_dates`. observed: bool (B, T, H, W), for `support`; None: all pixels are. already_matched: the dates have the
+    same radiometry already. Dates without pixels in common with the anchor are then left as they are; otherwise their
+    mean level is shifted to that of the anchor.
     """
     batch, _, bands, height, width = cloudy.shape
     ph, pw = (height + CELL - 1) // CELL * CELL, (width + CELL - 1) // CELL * CELL
@@ -144,14 +172,18 @@ def fit_dates(cloudy: Tensor, clear: Tensor, anchor: Tensor, *, already_matched:
     shift = torch.zeros_like(x[..., :1, :1]) if already_matched else level_shift(x, alone, anchor)
     x = x + shift
 
+    trust = None
+    if observed is not None:
+        pair = observed & observed.gather(1, pick[:, :, 0].expand(-1, 1, height, width))
+        trust = F.pad(support(weight[..., :height, :width], pair), (0, pw - width, 0, ph - height), value=1.0)
     # A cloud that the mask missed has leverage on the fit. So the first fit weighs pixels by their agreement without
     # any fit, and the second by their agreement with the first.
     change = target - x
     cells = to_cells(x, change)
-    agreeing = weight * inlier_weight(change.square().mean(dim=2), weight)
+    agreeing = weight * inlier_weight(change.square().mean(dim=2), weight, trust=trust)
     slope, offset = fit_whole(cell_moments(cells, agreeing, features=bands))
     misfit = change - evaluate_whole(x, slope, offset)
-    weight = weight * inlier_weight(misfit.square().mean(dim=2), weight)
+    weight = weight * inlier_weight(misfit.square().mean(dim=2), weight, trust=trust)
     moments = cell_moments(cells, weight, features=bands)
     maps = add_local_fit(moments, *fit_whole(moments))
     # The maps are those of shifted values: shift + (x + shift) slope + offset.
@@ -226,15 +258,19 @@ def cell_moments(cells: Tensor, weight: Tensor, *, features: int) -> Tensor:
     return rearrange(left @ cells.transpose(-2, -1), "b t h w i j -> b t i j h w")
 
 
-def inlier_weight(squared: Tensor, weight: Tensor, scale: Tensor | float | None = None) -> Tensor:
+def inlier_weight(
+    squared: Tensor, weight: Tensor, scale: Tensor | float | None = None, *, trust: Tensor | None = None
+) -> Tensor:
     """Return in (0, 1] the weight of each squared misfit (..., H, W): 1 / (1 + m / (50 s))^2.
 
     scale: the usual squared misfit s; by default the weighted geometric mean, which a few huge values do not move.
+    trust: factor on it for each pixel, such as `support`.
     """
     if scale is None:
         logs = (squared + 1e-6).log()
         total = weight.sum(dim=(-2, -1), keepdim=True).clamp(min=1e-6)
         scale = ((weight * logs).sum(dim=(-2, -1), keepdim=True) / total).exp()
+    scale = scale if trust is None else scale * trust
     return (1 + squared / (OUTLIER * scale + 1e-6)).pow(-2)
 
 
