@@ -29,6 +29,7 @@ from sader.geo.batch.run import BatchSettings
 from sader.geo.batch.task import may_pass, stored_bytes
 from sader.geo.read.geotiff import open_geotiff
 from sader.geo.scene.resume import describe_source
+from sader.geo.scene.run import check_output
 
 rasterio = pytest.importorskip("rasterio")
 copyfiles = pytest.importorskip("rasterio.shutil").copyfiles
@@ -346,6 +347,14 @@ def test_inputs_and_outputs_on_object_storage(tmp_path, scenes, run, bucket, mon
     assert [one.status for one in again.scenes] == ["unchanged", "unchanged", "unchanged", "failed"]
     other = run(tmp_path / "list.txt", out, provenance=True, retries=0, seed=1)
     assert [one.status for one in other.scenes] == ["done", "done", "done", "failed"]
+
+
+@pytest.mark.parametrize("out", ["s3://bucket/clear.tif", "/vsis3/bucket/clear.tif"])
+def test_one_scene_is_not_written_to_object_storage(tmp_path, monkeypatch, out):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(OutputError, match="--scenes"):
+        check_output(out, overwrite=False)
+    assert not list(tmp_path.iterdir())
 
 
 def test_a_series_on_object_storage(tmp_path, scenes, run, bucket, monkeypatch):

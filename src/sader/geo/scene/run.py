@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import os
+import re
 import tempfile
 import time
 import warnings
@@ -416,6 +417,10 @@ def check_target(out: str | Path) -> Path:
 
 def check_folder(target: Path) -> None:
     """Refuse a file whose folder cannot be written to, or whose name is a folder or a link that leads nowhere."""
+    if re.match(r"[a-z0-9]{2,}:/|/vsi[a-z0-9]+/", str(target)):  # a Path has one slash for two
+        raise OutputError(
+            f"the output is {target}; one scene is written to a local file. On object storage: --scenes with a list."
+        )
     if target.is_dir():
         raise OutputError(f"{target} is a folder; expected the name of a file.")
     if target.is_symlink() and not target.exists():
