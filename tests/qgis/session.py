@@ -69,7 +69,7 @@ def run(feedback):
     context = QgsProcessingContext()
     context.setProject(project)
     output = QgsProcessingOutputLayerDefinition(f"{out}/late.tif", project)
-    values = {"FOLDER": dates, "EXTRA": "--tile 64", "OUTPUT": output}
+    values = {"FOLDER": dates, "EXTRA": "--tile 64 --steps 4 --threads 1", "OUTPUT": output}  # long enough
     task = QgsProcessingAlgRunnerTask(algorithm, values, context, feedback)
     loop, ended = QEventLoop(), []
     task.executed.connect(lambda ok, results: (ended.append(results), loop.quit()))

@@ -107,7 +107,7 @@ def mask(
 ) -> None:
     """Classify every date: land, thick and thin cloud, shadow, water, snow, with probabilities."""
     own = {"out": out, "device": device, "tile": tile, "overlap": overlap}
-    with _watched(given, "classifying") as callbacks:
+    with _watched(given, "classifying", resumes=False) as callbacks:
         from sader.geo.classes import run_mask
 
         done = run_mask(_request({**given, **own}), **callbacks)
@@ -134,7 +134,9 @@ def _run_many(given: Mapping[str, Any], as_json: bool, **series: Any) -> None:
 
 
 @contextmanager
-def _watched(given: Mapping[str, Any], work: str = "removing clouds", unit: str = "tiles") -> Iterator[dict[str, Any]]:
+def _watched(
+    given: Mapping[str, Any], work: str = "removing clouds", unit: str = "tiles", *, resumes: bool = True
+) -> Iterator[dict[str, Any]]:
     """Yield the arguments `progress` and `notice` of a run; progress is a bar on a terminal, else lines."""
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
@@ -167,7 +169,8 @@ def _watched(given: Mapping[str, Any], work: str = "removing clouds", unit: str 
         try:
             yield {"progress": progress, "notice": notice}
         except KeyboardInterrupt:
-            notice("stopped. The same command continues from here; a different one with this output starts again.")
+            continues = "continues from here; a different one with this output starts again."
+            notice(f"stopped. The same command {continues if resumes else 'starts again.'}")
             raise
 
 

@@ -121,7 +121,7 @@ def read_frames(records: Iterable[SeriesRecord], bands: Sequence[str] | None, *,
                 radar=None if radar is None else radar[..., rows, columns],
             )
     if not found:
-        wanted = "any series" if bands is None else f"series with bands {', '.join(bands)}"
+        wanted = "series" if bands is None else f"series with bands {', '.join(bands)}"
         raise DataError(f"the data holds no {wanted}. Check it with: sader data show SHARDS")
 
 

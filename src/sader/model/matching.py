@@ -112,7 +112,8 @@ def support(clear: Tensor, observed: Tensor) -> Tensor:
     cells = F.avg_pool2d(both, CELL, ceil_mode=True, count_include_pad=False)
     near = F.avg_pool2d(cells, SUPPORT, stride=1, padding=SUPPORT // 2, count_include_pad=False)
     shares = to_pixels(near, *clear.shape[-2:])
-    land, nodata = shares.chunk(2, dim=1)
+    dates = clear.shape[1]  # slices, because `chunk` would fix the number of dates of an exported graph
+    land, nodata = shares[:, :dates], shares[:, dates:]
     narrow = ((LAND_SHARE - land) / (LAND_SHARE - STRIP_SHARE)).clamp(0, 1)
     return 1 - (1 - LEAST_SUPPORT) * narrow * (10 * nodata).clamp(max=1)
 
