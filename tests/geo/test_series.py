@@ -180,6 +180,8 @@ def test_animation_and_points(tmp_path, folder, command):
     ("arguments", "message"),
     [
         (["--point", "1"], "expected longitude,latitude in degrees"),
+        (["--point", "400500,6699000"], "expected longitude,latitude in degrees"),
+        (["--point", "nan,46"], "expected longitude,latitude in degrees"),
         (["--point", "0,0"], "the point 0,0 lies outside the scene"),
         (["--animation", "a.mp4"], "expected a name that ends in .gif"),
     ],

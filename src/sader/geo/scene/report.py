@@ -385,13 +385,15 @@ def _vegetation_bands(stack: GeoStack) -> tuple[str, str]:
 
 
 def _pixel_at(text: str, stack: GeoStack) -> Window:
+    grid = stack.grid
     try:
         x, y = (float(part) for part in text.split(","))
+        if grid.crs and not (abs(x) <= 360 and abs(y) <= 90):
+            raise ValueError("metres, or latitude before longitude")
     except ValueError as error:
         raise ConfigError(
             f"the point is {text!r}; expected longitude,latitude in degrees, such as 7.71,46.02."
         ) from error
-    grid = stack.grid
     col, row = x, y
     if grid.crs:
         warp = require("rasterio.warp", extra="geo", purpose="placing a point").transform
