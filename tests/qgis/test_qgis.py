@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import zipfile
@@ -101,6 +102,11 @@ def test_an_error_of_the_tool_is_that_of_the_algorithm(environment, dates, tmp_p
     assert not list(tmp_path.iterdir())
 
 
+def _heed_interrupts() -> None:
+    """Undo what a shell does to commands in the background: they ignore interrupts, and so do all they start."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
 @pytest.fixture(scope="module")
 def session(environment, dates, tmp_path_factory) -> dict:
     """What `session.py` saw."""
@@ -108,7 +114,9 @@ def session(environment, dates, tmp_path_factory) -> dict:
         pytest.skip(f"{PYTHON} has no qgis module (Debian: apt install python3-qgis)")
     out = tmp_path_factory.mktemp("out")
     words = [PYTHON, str(Path(__file__).with_name("session.py")), environment["PLUGINS"], str(dates), str(out)]
-    done = subprocess.run(words, env=environment, capture_output=True, text=True, check=False, timeout=600)
+    done = subprocess.run(
+        words, env=environment, capture_output=True, text=True, check=False, timeout=600, preexec_fn=_heed_interrupts
+    )
     assert done.returncode == 0, done.stdout + done.stderr
     found: dict = json.loads(done.stdout.strip().splitlines()[-1])
     return found
