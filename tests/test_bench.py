@@ -7,10 +7,15 @@ import json
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 
+from sader.bands import BANDS_RGBN
 from sader.cli.tools import BenchRow, measure, print_table
+from sader.data.shards import SeriesRecord, write_shard
 from sader.errors import ConfigError
+from sader.evaluation.methods import store_predictions
+from sader.training.config import resolve
 
 
 def script(name):
@@ -52,3 +57,53 @@ def test_scaling_finds_exponents():
     scaling = script("scaling")
     assert scaling.exponent([1, 2, 4], [3.0, 6.0, 12.0]) == pytest.approx(1.0)
     assert scaling.exponent([10, 20], [5.0, 20.0]) == pytest.approx(2.0)
+
+
+def test_every_system_has_settings_for_the_same_samples():
+    systems = script("systems")
+    for name in systems.names():
+        config = resolve(systems.base_of(name), systems.run_settings(name, 1600))
+        assert config.model.network.bands == BANDS_RGBN, name
+        assert config.train.dates == 3, name
+        assert config.train.steps * config.train.batch_size == 1600, name
+        assert config.data.maker.fill, name
+    assert resolve("pix2pix", systems.run_settings("pix2pix", 1600)).train.schedule == "linear"  # its own
+    assert not resolve(systems.PAPER, systems.run_settings("small-no-tfblock", 16)).model.network.use_fusion
+    with pytest.raises(ConfigError, match="did you mean emrdm"):
+        systems.base_of("emrd")
+
+
+def test_the_page_of_results_is_made_from_predictions(tmp_path):
+    results, out = script("results"), tmp_path / "out"
+    rng = np.random.default_rng(0)
+    records = []
+    for place in ("a", "b"):
+        ground = rng.integers(900, 1600, (1, 4, 48, 48)) + rng.integers(0, 60, (4, 4, 48, 48))
+        labels = np.zeros((4, 48, 48), np.uint8)
+        labels[1:, 8:24] = 1
+        ground[1:, :, 8:24] = 8000
+        records.append(SeriesRecord(ground.astype("u2"), place, "triclear", BANDS_RGBN, labels, extra={"target": 0}))
+    write_shard(tmp_path / "triclear" / "test" / "paper-128" / "t-000.shard", records)
+    items = results.SETS["paper-128"].items(tmp_path / "triclear", None)
+    for name, error in (("sader-paper@4+1", 0.01), ("sader-paper@4+0", 0.02), ("emrdm", 0.03)):
+        file = tmp_path / "work" / "predictions" / "paper-128" / f"{name}.npz"
+        store_predictions(file, {item.name: item.clear + np.float32(error) for item in items})
+    one = {items[0].name: items[0].clear}  # a guide that was tried on some items only
+    store_predictions(file.with_name("sader-paper@4+1,mean.npz"), one)
+    (out / "docs").mkdir(parents=True)
+    (out / "docs" / "results.md").write_text("before\n<!-- paper-128 -->\nold\n<!-- end -->\nafter\n")
+    (out / "benchmarks" / "results").mkdir(parents=True)
+    (out / "benchmarks" / "results" / "README.md").write_text("<!-- guides -->\n<!-- end -->\n")
+    arguments = ["--data", str(tmp_path / "triclear"), "--work", str(tmp_path / "work"), "--out", str(out)]
+    results.main(["page", *arguments])
+    text = (out / "docs" / "results.md").read_text()
+    assert text.startswith("before\n")
+    assert text.endswith("<!-- end -->\nafter\n")
+    assert "old" not in text
+    assert "| SADER 4+1 | **40.00** |" in text
+    assert "| EMRDM | 30.4" in text
+    assert "SADER 4+1, guide mean" not in text
+    assert "1 items in 1 places" in (out / "benchmarks" / "results" / "README.md").read_text()
+    assert (out / "docs" / "images" / "results-quality.jpg").is_file()
+    assert (out / "benchmarks" / "results" / "resampling.jpg").is_file()
+    assert len((out / "benchmarks" / "results" / "paper-128" / "items.csv").read_text().splitlines()) == 2 * 10 + 1

@@ -10,7 +10,14 @@ import torch
 from torch import Tensor, nn
 
 from sader.errors import ConfigError
-from sader.method.diffusion import Denoiser, DiffusionConfig, MeanReverting
+from sader.method.diffusion import (
+    Denoiser,
+    DiffusionConfig,
+    MeanReverting,
+    karras_sigmas,
+    median_of_dates,
+    sample,
+)
 from sader.models import get_preset
 
 # sigma, s, c_in, c_skip, c_out, weight, c_noise: computed by hand from docs/method.md#preconditioning (T = 3).
@@ -215,3 +222,32 @@ def test_impossible_constants_are_refused():
         DiffusionConfig(correlation=1.0)
     with pytest.raises(ConfigError, match=r"wide_share is 1\.5; expected"):
         DiffusionConfig(wide_share=1.5)
+    with pytest.raises(ConfigError, match="start is 'mean'; expected"):
+        DiffusionConfig(start="mean")
+
+
+def test_the_median_start_is_that_of_the_present_dates_and_the_lower_of_two():
+    mean = torch.tensor([[-0.8, 0.9, -0.6], [0.9, -0.7, 5.0]]).view(2, 3, 1, 1, 1)
+    present = torch.tensor([[True, True, True], [True, True, False]])
+    assert median_of_dates(mean, present).flatten().tolist() == pytest.approx([-0.6, -0.7])
+    condition = SimpleNamespace(mean=mean, present=present)
+    start = Denoiser(nn.Identity(), DiffusionConfig(start="median")).initial(condition)
+    torch.testing.assert_close(start, median_of_dates(mean, present))
+    assert Denoiser(nn.Identity(), DiffusionConfig()).initial(condition) == 0.0  # paper
+
+
+def test_a_start_of_zero_leaves_a_share_of_its_error_and_the_median_does_not():
+    """A denoiser that takes the brightness from the state, as a trained one does where the noise averages out."""
+    mean, truth = torch.full((1, 3, 1, 8, 8), -0.7), -0.7
+
+    def denoise(x: Tensor, sigma: Tensor) -> Tensor:
+        return (x - sigma.view(-1, 1, 1, 1, 1) * mean).mean(dim=1)
+
+    condition = SimpleNamespace(mean=mean, present=torch.ones(1, 3, dtype=torch.bool))
+    results = {}
+    for start in ("zero", "median"):
+        initial = Denoiser(nn.Identity(), DiffusionConfig(start=start)).initial(condition)
+        sigmas = karras_sigmas(4, sigma_min=0.001, sigma_max=40.0)
+        results[start] = sample(denoise, mean, lambda _: torch.zeros_like(mean), sigmas, alpha=1.0, initial=initial)
+    assert float(results["median"].mean()) == pytest.approx(truth, abs=1e-4)
+    assert float(results["zero"].mean()) > truth + 0.5

@@ -39,7 +39,7 @@ EXPECTED = {
     "docs/catalogues.md": (1, 8),
     "docs/changelog.md": (0, 0),
     "docs/benchmark.md": (0, 4),
-    "docs/compare.md": (4, 1),
+    "docs/compare.md": (4, 2),
     "docs/datasets.md": (0, 1),
     "docs/getting-started.md": (3, 3),
     "docs/how-it-works.md": (2, 0),

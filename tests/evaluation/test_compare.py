@@ -18,7 +18,7 @@ from sader.data.items import Item, clean_this_date, paper_task
 from sader.data.shards import SeriesRecord, write_shard
 from sader.errors import BandError, ConfigError, DataError
 from sader.evaluation.costs import describe, model_cost, peak_memory
-from sader.evaluation.data import DataRequest
+from sader.evaluation.data import DataRequest, open_data
 from sader.evaluation.evaluate import (
     EvaluationRequest,
     cost_of,
@@ -29,7 +29,7 @@ from sader.evaluation.evaluate import (
     shared_bands,
 )
 from sader.evaluation.figures import Point, choose_examples, draw_pareto, pareto_front
-from sader.evaluation.methods import RemoverMethod
+from sader.evaluation.methods import RemoverMethod, StoredMethod, store_predictions
 from sader.evaluation.scoring import Row, load, merge, regions, save, score, score_items
 from sader.evaluation.statistics import compare_rows, holm, permutation, wilcoxon
 from sader.inference.remover import RemoverOptions
@@ -289,6 +289,26 @@ def test_models_are_named_by_what_they_are(weights: Path, tmp_path: Path):
     request = EvaluationRequest((str(weights), str(weights.parent)), DataRequest(()))
     with pytest.raises(ConfigError, match="two models are called my-run"):
         named_methods(request)
+
+
+def test_predictions_of_another_program_are_scored_as_its_own(shards: Path, tmp_path: Path):
+    data = DataRequest((shards,), limit=1)
+    items = open_data(data).items("paper", None)
+    store_predictions(tmp_path / "theirs.npz", {item.name: item.clear + np.float32(0.01) for item in items})
+    options = {"data": data, "tasks": ("paper",), "compare": True, "examples": 1, "lpips": False}
+    (found,) = run_evaluation(EvaluationRequest((f"theirs={tmp_path / 'theirs.npz'}",), **options))
+    scores = [row.scores for row in found.report.results.rows if row.method == "theirs"]
+    assert len(scores) == len(items)
+    assert [score["psnr"] for score in scores] == pytest.approx([40.0] * len(items), abs=0.05)  # 0.01 everywhere
+    gap = np.where(np.arange(48) < 8, np.nan, items[0].clear)
+    store_predictions(tmp_path / "gap.npz", {items[0].name: gap})
+    np.testing.assert_allclose(StoredMethod(tmp_path / "gap.npz")(items[0]), gap, atol=1e-5)
+    store_predictions(tmp_path / "fewer.npz", {"another item": items[0].clear})
+    with pytest.raises(DataError, match="holds no prediction of"):
+        run_evaluation(EvaluationRequest((str(tmp_path / "fewer.npz"),), **options))
+    (tmp_path / "broken.npz").write_bytes(b"PK")
+    with pytest.raises(DataError, match="cannot read"):
+        run_evaluation(EvaluationRequest((str(tmp_path / "broken.npz"),), **options))
 
 
 def test_rule_based_masks_are_named_once() -> None:

@@ -28,8 +28,8 @@ def data_options(
     models: Annotated[
         list[str],
         typer.Argument(
-            help="Shipped names, checkpoint files, run folders or classical names; NAME=FILE sets the label, FILE@4+1 "
-            "the sampling steps."
+            help="Shipped names, checkpoint files, run folders, classical names or predictions (.npz, one array per "
+            "item); NAME=FILE sets the label, FILE@4+1 the sampling steps."
         ),
     ],
     data: Annotated[list[Path], option("Shards or a folder of scenes; repeatable.", DATA, "--data")],

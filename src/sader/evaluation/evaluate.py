@@ -38,7 +38,8 @@ class EvaluationRequest:
     """Which models to score on which data, and what to report."""
 
     models: tuple[str, ...]
-    """Shipped names, checkpoint files, run folders or classical names; NAME=... sets the label, ...@4+1 the steps."""
+    """Shipped names, checkpoint files, run folders, classical names or predictions (.npz); NAME=... sets the label,
+    ...@4+1 the steps."""
     data: DataRequest
     tasks: tuple[str, ...] = ("clean",)
     """Of `data.TASKS`; a public dataset has its own task."""

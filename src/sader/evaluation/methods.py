@@ -1,20 +1,23 @@
 """What can be scored: classical methods with true or estimated masks, flat-colour controls, and any `CloudRemover`.
 
-A method appears once for each kind of mask it is given: masks change PSNR by several dB.
+A method appears once for each kind of mask it is given: masks change PSNR by several dB. Predictions of a system that
+runs elsewhere are read from a file (`StoredMethod`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
+from zipfile import BadZipFile
 
 import numpy as np
 
 from sader.baselines.classical import CLASSICAL, flat_truth, get_classical
 from sader.data.cloud_rules import estimate_cloud_mask
 from sader.data.items import Item
-from sader.errors import ConfigError, did_you_mean
-from sader.evaluation.scoring import Method
+from sader.errors import ConfigError, DataError, did_you_mean
+from sader.evaluation.scoring import Method, write_arrays
 from sader.inference.remover import CloudRemover, Removal, RemoverOptions
 
 MASKS = ("true", "reference", "own")
@@ -135,6 +138,45 @@ class RemoverMethod:
         return np.concatenate([item.cloudy, rest], axis=1), (*item.bands, *own)
 
 
+PREDICTIONS = ".npz"
+"""Suffix of a file of predictions."""
+STORED_SCALE, STORED_NODATA = 50_000, 65_535
+"""Counts per unit of reflectance in predictions stored as uint16, and the count of a pixel without a value."""
+
+
+@dataclass(frozen=True)
+class StoredMethod:
+    """Predictions in a NumPy archive: one array (C, H, W) for each item, stored under the name of the item."""
+
+    file: Path
+    """Float arrays hold reflectance, uint16 arrays reflectance times `STORED_SCALE` and `STORED_NODATA` for NaN."""
+
+    def __call__(self, item: Item) -> np.ndarray:
+        try:
+            with np.load(self.file, allow_pickle=False) as arrays:
+                image = np.asarray(arrays[item.name])
+        except KeyError as error:
+            raise DataError(
+                f"{self.file} holds no prediction of {item.name}; expected one array for each item, stored under its "
+                "name. Predict the same items, or score fewer of them."
+            ) from error
+        except (OSError, ValueError, BadZipFile) as error:
+            raise DataError(f"cannot read {self.file} ({error}); expected a file of numpy.savez.") from error
+        if image.dtype != np.uint16:
+            return image.astype(np.float32)
+        return np.where(image == STORED_NODATA, np.nan, image / np.float32(STORED_SCALE)).astype(np.float32)
+
+
+def store_predictions(file: Path, images: Mapping[str, np.ndarray]) -> None:
+    """Write images (C, H, W) by item name as `StoredMethod` reads them, in steps of 1 / `STORED_SCALE`."""
+
+    def counted(image: np.ndarray) -> np.ndarray:
+        counts = np.rint(image * STORED_SCALE).clip(0, STORED_NODATA - 1)
+        return np.where(np.isnan(image), STORED_NODATA, counts).astype(np.uint16)
+
+    write_arrays(file, {name: counted(image) for name, image in images.items()})
+
+
 def classical_methods(mask: str = "true", names: Sequence[str] = STANDARD) -> dict[str, Method]:
     """Return the classical methods as "ridge_blend", or "ridge_blend (rules)" with estimated masks."""
     suffix = "" if mask == "true" else RULES
@@ -154,7 +196,7 @@ def make_method(
     samples: int = 1,
     options: RemoverOptions | None = None,
 ) -> Method:
-    """Return the method called `name`: a classical one, shipped weights or a checkpoint file.
+    """Return the method called `name`: a classical one, shipped weights, a checkpoint file or a file of predictions.
 
     "NAME (rules)" is a classical method with rule-based masks, whatever masks the others are given.
     """
@@ -162,5 +204,7 @@ def make_method(
         return ClassicalMethod(classical, mask if classical == name else "own")
     if name == CONTROL:
         return flat_colour_of_truth
+    if name.endswith(PREDICTIONS):
+        return StoredMethod(Path(name))
     remover = CloudRemover.from_pretrained(name, options=options)
     return RemoverMethod(remover, mask=mask, steps=steps, samples=samples)

@@ -250,6 +250,13 @@ def merge(parts: Sequence[Results]) -> Results:
     )
 
 
+def write_arrays(file: Path, arrays: Mapping[str, np.ndarray]) -> None:
+    """Write a compressed NumPy archive, complete or not at all."""
+    buffer = io.BytesIO()
+    np.savez_compressed(buffer, **arrays)  # type: ignore[arg-type]
+    write_atomically(file, buffer.getvalue())
+
+
 def save(results: Results, folder: Path) -> None:
     """Write examples.npz and then scores.json: where the second exists, the results are complete."""
     arrays: dict[str, np.ndarray] = {}
@@ -257,9 +264,7 @@ def save(results: Results, folder: Path) -> None:
         arrays |= {f"cloudy/{number}": example.cloudy, f"target/{number}": example.target}
     for place, images in enumerate(results.predictions.values()):
         arrays |= {f"image/{place}/{number}": image for number, image in enumerate(images)}
-    buffer = io.BytesIO()
-    np.savez_compressed(buffer, **arrays)  # type: ignore[arg-type]
-    write_atomically(folder / EXAMPLES_FILE, buffer.getvalue())
+    write_arrays(folder / EXAMPLES_FILE, arrays)
     content = {
         "rows": [asdict(row) for row in results.rows],
         "costs": {name: cost.as_dict() for name, cost in results.costs.items()},

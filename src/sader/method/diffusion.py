@@ -36,6 +36,7 @@ NoiseSource = Callable[[int], Tensor]
 """Draw number -> standard normal noise (B, S, C, H, W). Draw 0 starts the sampling, the others feed resampling."""
 
 Solver = Literal["euler", "heun"]
+Start = Literal["zero", "median"]
 
 
 @dataclass(frozen=True)
@@ -58,6 +59,9 @@ class DiffusionConfig:
     """First noise level of the sampling grid."""
     steps: int = 4
     """Default number of sampling steps."""
+    start: Start = "zero"
+    """First estimate of the clear image: "zero" (paper) or "median", that of the dates. 0 is a reflectance of 0.5,
+    which the first steps keep in part: the result is too bright."""
     log_sigma_mean: float = -1.4
     """Training noise: ln sigma ~ N(log_sigma_mean, log_sigma_std^2)."""
     log_sigma_std: float = 1.4
@@ -73,6 +77,8 @@ class DiffusionConfig:
                 f"correlation {self.correlation} must stay below sigma_data * sigma_mean "
                 f"= {self.sigma_data * self.sigma_mean}; otherwise c_out is not real."
             )
+        if self.start not in ("zero", "median"):
+            raise ConfigError(f"start is {self.start!r}; expected 'zero' (paper) or 'median'.")
         if not 0 <= self.wide_share <= 1:
             raise ConfigError(f"wide_share is {self.wide_share}; expected a share in [0, 1].")
 
@@ -202,8 +208,21 @@ class Denoiser(nn.Module):
         return [first, *(s for s in middle if self.process.largest_change(s, dates) > negligible), last]
 
     def initial(self, condition: ConditionLike) -> Tensor | float:
-        """Return the first estimate of the clear image for `sample`: the composite; 0 in the paper."""
-        return 0.0 if self.config.residual is None else condition.mean.float()
+        """Return the first estimate of the clear image for `sample`: the composite; 0 in the paper, or the median."""
+        if self.config.residual is not None:
+            return condition.mean.float()
+        return 0.0 if self.config.start == "zero" else median_of_dates(condition.mean.float(), condition.present)
+
+
+def median_of_dates(mean: Tensor, present: Tensor) -> Tensor:
+    """Return the median (B, 1, C, H, W) over the dates that are present; of two middle values the lower, not cloud.
+
+    mean: (B, S, C, H, W); present: bool (B, S).
+    """
+    ordered = mean.masked_fill(~present[:, :, None, None, None], torch.inf).sort(dim=1).values
+    middle = (present.sum(dim=1).clamp(min=1) - 1) // 2
+    index = middle.view(-1, 1, 1, 1, 1).expand(-1, 1, *mean.shape[2:])
+    return ordered.gather(1, index).nan_to_num(posinf=0.0)
 
 
 # -------------------------------------------------------------------------------------------------- sampling
