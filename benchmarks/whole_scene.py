@@ -34,16 +34,26 @@ BANDS = ("B02", "B03", "B04", "B08")
 PATCH = 1024
 LIMIT_GIB = 4.0
 STAGES = {
+    "checksums of inputs and weights": ("sader.geo.scene.run", "Scene", "job"),
     "overview": ("sader.geo.scene.run", "read_overview"),
-    "masks of the overview": ("sader.geo.scene.source", "overview_of"),
-    "reading tiles (threads)": ("sader.geo.scene.source", "StackScene", "read"),
+    "masks of the overview, first of a constant image": ("sader.inference.scene_match", "Overview", "of"),
+    "warm-up of tiles": ("sader.inference.scene", "compute_blank_tiles"),
+    "capture of the CUDA graph": ("sader.inference.accelerate", "CapturedCall", "__init__"),
+    "order of bands": ("sader.geo.scene.run", "check_order"),
+    "match of dates": ("sader.inference.scene_match", "SceneMatch", "fit"),
+    "files of rows": ("sader.geo.scene.resume", "RowFiles", "prepare"),
     "tiles with reading and waiting (threads)": ("sader.inference.scene", "predict_windows"),
+    "reading tiles (threads)": ("sader.geo.scene.source", "StackScene", "read"),
     "preparing tiles (threads)": ("sader.inference.remover", "CloudRemover", "prepare"),
     "waiting for tiles (threads)": ("sader.inference.remover", "CloudRemover", "raw_tiles"),
     "finishing and writing rows": ("sader.inference.scene", "_end_rows"),
     "writing rows": ("sader.geo.scene.cog", "RowFile", "write"),
-    "overviews of the COG": ("sader.geo.scene.cog", "make_overviews"),
-    "COG with its overviews": ("sader.geo.scene.run", "make_cog"),
+    "overviews of rows": ("sader.geo.scene.cog", "RowFile", "extend_overviews"),
+    "COG": ("sader.geo.scene.run", "make_cog"),
+    "copy into the COG": ("rasterio.shutil", "copy"),
+    "comparison of the COG with its rows": ("sader.geo.scene.cog", "_check_written"),
+    "moving files to their names": ("sader.geo.scene.run", "_publish"),
+    "removing work files": ("sader.geo.scene.resume", "WorkFolder", "remove"),
 }
 """Name -> module, class if any, and function whose calls are timed."""
 
@@ -81,32 +91,49 @@ class Stopped(Exception):
     """Enough tiles were computed."""
 
 
-@contextlib.contextmanager
-def timed_stages() -> Iterator[dict[str, float]]:
-    """Yield the seconds of each stage, summed over threads, while its functions are replaced by timed ones."""
-    spent: dict[str, float] = {}
-    lock = threading.Lock()
-    before: list[tuple[Any, str, Any]] = []
+class Stage:
+    """The calls of one stage: their number, their seconds summed over threads, first start and last end."""
 
-    def timed(name: str, call: Callable[..., Any]) -> Callable[..., Any]:
+    def __init__(self) -> None:
+        self.calls, self.seconds, self.start, self.end = 0, 0.0, float("inf"), 0.0
+        self._lock = threading.Lock()
+
+    def timed(self, call: Callable[..., Any], started: float) -> Callable[..., Any]:
+        """Return the function with its calls added here."""
+
         def wrapped(*arguments: Any, **named: Any) -> Any:
-            started = time.perf_counter()
+            start = time.perf_counter() - started
             try:
                 return call(*arguments, **named)
             finally:
-                with lock:
-                    spent[name] = round(spent.get(name, 0.0) + time.perf_counter() - started, 3)
+                end = time.perf_counter() - started
+                with self._lock:
+                    self.calls, self.seconds = self.calls + 1, self.seconds + end - start
+                    self.start, self.end = min(self.start, start), max(self.end, end)
 
         return wrapped
 
+    def as_dict(self) -> dict[str, float]:
+        """Return rounded values for JSON."""
+        return {key: round(value, 2) for key, value in vars(self).items() if not key.startswith("_")}
+
+
+@contextlib.contextmanager
+def timed_stages() -> Iterator[dict[str, Stage]]:
+    """Yield the stages while their functions are replaced by timed ones."""
+    started = time.perf_counter()
+    stages = {name: Stage() for name in STAGES}
+    before: list[tuple[Any, str, Any]] = []
     for name, (module, *path) in STAGES.items():
         owner: Any = importlib.import_module(module)
         for part in path[:-1]:
             owner = getattr(owner, part)
-        before.append((owner, path[-1], getattr(owner, path[-1])))
-        setattr(owner, path[-1], timed(name, getattr(owner, path[-1])))
+        before.append((owner, path[-1], vars(owner)[path[-1]]))
+        timed = stages[name].timed(getattr(owner, path[-1]), started)
+        is_bound = isinstance(vars(owner)[path[-1]], classmethod)
+        setattr(owner, path[-1], staticmethod(timed) if is_bound else timed)
     try:
-        yield spent
+        yield stages
     finally:
         for owner, attribute, value in before:
             setattr(owner, attribute, value)
@@ -172,7 +199,7 @@ def clear(paths: list[Path], rows: int, arguments: argparse.Namespace) -> dict[s
         "peak_gib_at_the_start_and_after_the_first_and_last_tile": [
             round(one / 2**20, 2) for one in (begun.ru_maxrss, peaks[0], peaks[-1])
         ],
-        "stages": dict(sorted(stages.items(), key=lambda pair: -pair[1])),
+        "stages": {name: stage.as_dict() for name, stage in stages.items() if stage.calls},
     }
     if finished:
         measured["output_gb"] = round(out.stat().st_size / 1e9, 2)
@@ -214,11 +241,13 @@ def main() -> None:
         text = f"scene: {arguments.size} x {arguments.size}, 4 bands, {len(paths)} dates, {size / 1e9:.2f} GB on disk"
         print(f"{text}, written in {time.perf_counter() - started:.1f} s", flush=True)
         measured = clear(paths, rows, arguments)
-    text = json.dumps(measured, indent=2)
-    print(text, flush=True)
     if arguments.out is not None:
         arguments.out.mkdir(parents=True, exist_ok=True)
-        (arguments.out / "whole_scene.json").write_text(text)
+        (arguments.out / "whole_scene.json").write_text(json.dumps(measured, indent=2))
+    print("\n  start     end      sum  calls  stage (s)")
+    for name, one in sorted(measured.pop("stages").items(), key=lambda pair: pair[1]["start"]):
+        print(f"{one['start']:7.2f} {one['end']:7.2f} {one['seconds']:8.2f} {one['calls']:6}  {name}")
+    print(json.dumps(measured, indent=2), flush=True)
     verdict = "below" if measured["peak_gib"] < LIMIT_GIB else "ABOVE"
     print(f"peak memory {measured['peak_gib']} GiB is {verdict} {LIMIT_GIB:g} GiB")
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
+
 import numpy as np
 import pytest
 import torch
@@ -44,6 +46,32 @@ def test_parts_change_nothing(tmp_path, write_date, tiny, monkeypatch, edges):
         np.testing.assert_array_equal(getattr(whole, name), getattr(parts, name))
 
 
+def test_a_gpu_estimates_masks_of_a_constant_image_while_files_are_read(tmp_path, write_date, tiny):
+    paths = [write_date(tmp_path / f"S2_2022-0{number + 3}-10.tif", number) for number in range(2)]
+    stack = build_stack(open_sources(paths), tiny.config.network)
+    seen, turns = [], []
+
+    class OnGpu:
+        device, matches_dates = torch.device("cuda"), True
+
+        @property
+        def turn(self):
+            turns.append(len(seen))
+            return nullcontext()
+
+        def estimate_cloud(self, cloudy, **given):
+            seen.append(cloudy)
+            if len(seen) == 2:
+                raise torch.OutOfMemoryError("beside the tiles")
+            return tiny.estimate_cloud(cloudy, **given)
+
+    found, wanted = overview.read_overview(stack, OnGpu()), overview.read_overview(stack, tiny)
+    assert np.ptp(seen[0]) == 0
+    assert turns == [2]  # waits for the tiles only where the memory does not suffice for both
+    for name in ("cloudy", "valid", "cloud"):
+        np.testing.assert_array_equal(getattr(found, name), getattr(wanted, name))
+
+
 @pytest.mark.parametrize("shape", [(1, 1200), (1200, 1), (2, 1100), (700, 3)])
 def test_rasters_of_a_few_rows_or_columns_have_one(tmp_path, write_date, tiny, shape):
     counts = np.random.default_rng(0).integers(500, 3000, (4, *shape)).astype(np.uint16)
@@ -66,7 +94,9 @@ def test_a_cog_has_the_overviews_of_gdal(tmp_path, size, categories):
     numbers[:40, :, :30] = 0
     rows = cog.RowFile(tmp_path / "result.rows", layer, grid)
     rows.create()
-    rows.write(0, numbers)
+    for top in range(0, height, 333):  # overviews grow with the rows
+        rows.write(top, numbers[top : top + 333])
+        rows.extend_overviews(min(top + 333, height))
     path = cog.make_cog(rows, tags={"A": "b <&> c"})
     with rasterio.open(path) as dataset:
         assert dataset.tags()["A"] == "b <&> c"
@@ -84,4 +114,4 @@ def test_a_cog_has_the_overviews_of_gdal(tmp_path, size, categories):
         )
     with rasterio.open(path, overview_level=0) as ours, rasterio.open(plain, overview_level=0) as theirs:
         np.testing.assert_array_equal(ours.read(), theirs.read())
-    assert not list(tmp_path.glob("*-2.rows"))
+    assert not list(tmp_path.glob("*-half.rows"))

@@ -44,7 +44,7 @@ from sader.geo.scene.run import (
     resumable,
     scene_remover,
 )
-from sader.geo.scene.source import StackScene, overview_of
+from sader.geo.scene.source import StackScene, overview_masks, overview_of
 from sader.geo.stack import GeoStack
 from sader.inference.remover import CloudRemover
 from sader.inference.scene import Overview
@@ -193,7 +193,7 @@ class Series:
         chosen = list(dates)
         return (
             StackScene.of(part, self.remover.config.network.aux_bands),
-            overview_of(part, self.remover, overview.cloudy[chosen], overview.valid[chosen]),
+            overview_of(part, self.remover, overview.cloudy[chosen], overview.valid[chosen], overview_masks(part)),
         )
 
     def run(

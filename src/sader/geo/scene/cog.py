@@ -1,7 +1,8 @@
 """A large result on disk: rows appended to a plain file, then turned into a Cloud Optimized GeoTIFF.
 
 A TIFF that is half written is lost when its process is killed, because its directory comes last. A plain file of rows
-is not, so the result grows there. GDAL compresses it into the COG, with overviews that are computed here in threads.
+is not, so the result grows there. GDAL compresses it into the COG, with overviews that are computed here in threads
+while rows are added.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 from xml.sax.saxutils import escape, quoteattr
@@ -40,8 +42,8 @@ CACHE_BYTES = 256 * 2**20
 """Block cache of GDAL while a file is written."""
 OVERVIEW_ROWS = 32
 """Rows of an overview computed at a time by one thread."""
-CHECKERS = 4
-"""Threads that compare an image with its rows, at most: each needs four times the memory of 512 rows."""
+CHECKERS = 8
+"""Threads that compare an image with its rows, at most: each needs twice the memory of 512 rows."""
 NEARLY_FULL = 2**20
 """Free bytes below which a failed write is put down to a full disk."""
 
@@ -72,6 +74,8 @@ class RowFile:
         self.dtype = np.dtype(layer.coding.dtype).newbyteorder("<")
         self.line = grid.width * len(layer.bands) * self.dtype.itemsize
         """Bytes of one row."""
+        self.ready = 0
+        """Rows of an overview that are computed."""
 
     def create(self) -> None:
         """Create the file at its full size; the disk provides blocks only when they are written."""
@@ -106,6 +110,36 @@ class RowFile:
             file.seek(row * self.line)
             content = file.read(count * self.line)
         return np.frombuffer(content, self.dtype).reshape(-1, len(self.layer.bands), self.grid.width)
+
+    @cached_property
+    def coarser(self) -> RowFile | None:
+        """The image at half its size, at first empty; None where this one fits into one block."""
+        if max(self.grid.shape) <= BLOCK:
+            return None
+        half = RowFile(self.path.with_name(f"{self.path.stem}-half.rows"), self.layer, self.grid.coarser(2))
+        half.create()
+        return half
+
+    @property
+    def overviews(self) -> list[RowFile]:
+        """The image at half, a quarter ... of its size."""
+        return [] if self.coarser is None else [self.coarser, *self.coarser.overviews]
+
+    def extend_overviews(self, ready: int) -> None:
+        """Compute the overviews as far as the first `ready` rows of the image suffice."""
+        finer = self
+        with ThreadPoolExecutor(available_cores(), "sader-cog") as pool:
+            for coarser in self.overviews:
+
+                def reduced(top: int, count: int, finer: RowFile = finer) -> NDArray[Any]:
+                    return halved(finer.read(2 * top, 2 * count), finer.layer)
+
+                ready = coarser.grid.height if ready == finer.grid.height else ready // 2
+                tops = range(coarser.ready, ready, OVERVIEW_ROWS)
+                counts = [min(OVERVIEW_ROWS, ready - top) for top in tops]
+                for top, lines in zip(tops, pool.map(reduced, tops, counts), strict=True):
+                    coarser.write(top, lines, sync=False)
+                finer, coarser.ready = coarser, ready
 
     def as_vrt(self, tags: Mapping[str, str], overviews: Sequence[RowFile] = ()) -> str:
         """Return the XML by which GDAL reads the file as an image with its metadata."""
@@ -157,7 +191,8 @@ def make_cog(rows: RowFile, *, tags: Mapping[str, str]) -> Path:
     vrt, target = rows.path.with_suffix(".vrt"), rows.path.with_suffix(".tif")
     settings = {"GDAL_TIFF_INTERNAL_MASK": True, "GDAL_CACHEMAX": CACHE_BYTES, "GDAL_NUM_THREADS": "ALL_CPUS"}
     with writing(target), rasterio.Env(**settings):
-        overviews = make_overviews(rows)
+        rows.extend_overviews(rows.grid.height)
+        overviews = rows.overviews
         for one in overviews:
             write_atomically(one.path.with_suffix(".vrt"), one.as_vrt({}).encode())
         write_atomically(vrt, rows.as_vrt(tags, overviews).encode())
@@ -184,36 +219,17 @@ def make_cog(rows: RowFile, *, tags: Mapping[str, str]) -> Path:
 def _check_written(rows: RowFile, target: Path) -> None:
     """Compare the image with its rows: on a full disk GDAL may write a damaged file and report no error."""
 
+    bits = f"<u{rows.dtype.itemsize}"  # NaN does not equal itself
+
     def equal(top: int) -> bool:
         wanted = rows.read(top, BLOCK).swapaxes(0, 1)
         with open_raster(target) as dataset:
             found = dataset.read(window=((top, top + wanted.shape[1]), (0, rows.grid.width)))
-        return bool(found.tobytes() == wanted.tobytes())
+        return all(np.array_equal(a.view(bits), b.view(bits)) for a, b in zip(found, wanted, strict=True))
 
     with ThreadPoolExecutor(min(CHECKERS, available_cores()), "sader-cog") as pool:
         if not all(pool.map(equal, range(0, rows.grid.height, BLOCK))):
             raise OSError("the image differs from its rows")
-
-
-def make_overviews(rows: RowFile) -> list[RowFile]:
-    """Write the image at half, a quarter ... of its size, until it fits into one block."""
-    levels: list[RowFile] = []
-    finer = rows
-    while max(finer.grid.shape) > BLOCK:
-        path = rows.path.with_name(f"{rows.path.stem}-{2 ** (len(levels) + 1)}.rows")
-        coarser = RowFile(path, rows.layer, finer.grid.coarser(2))
-        coarser.create()
-
-        def reduced(top: int, finer: RowFile = finer) -> NDArray[Any]:
-            return halved(finer.read(2 * top, 2 * OVERVIEW_ROWS), finer.layer)
-
-        with ThreadPoolExecutor(available_cores(), "sader-cog") as pool:
-            tops = range(0, coarser.grid.height, OVERVIEW_ROWS)
-            for top, lines in zip(tops, pool.map(reduced, tops), strict=True):
-                coarser.write(top, lines, sync=False)
-        levels.append(coarser)
-        finer = coarser
-    return levels
 
 
 def halved(lines: NDArray[Any], layer: Layer) -> NDArray[Any]:

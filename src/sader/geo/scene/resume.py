@@ -277,6 +277,7 @@ class RowFiles:
             for file in self.files:
                 lines = np.concatenate([layers[file.layer.name] for _, layers in self._parts], axis=2)
                 sums[file.layer.name] = file.write(self._top, lines.swapaxes(0, 1))
+                file.extend_overviews(self._top + lines.shape[1])
         codes = np.concatenate([layers["provenance"].ravel() for _, layers in self._parts])
         found = np.bincount(codes, minlength=len(PROVENANCE))
         counts = {name: int(found[code]) for name, code in PROVENANCE.items()}

@@ -195,7 +195,7 @@ def clear_scene(
             _check_outputs(scene, extras, False)
         if work.note:
             notify(work.note)
-        report = None
+        report, files = None, list[RowFile]()
         try:
             if work.state.report is None:
                 rows = _start_rows(scene, work, notify, opened)
@@ -212,14 +212,14 @@ def clear_scene(
                             unfinished=work.unfinished(),
                             progress=progress,
                         )
-                report = _report(scene, work, rows.plan, rows.overview)
+                report, files = _report(scene, work, rows.plan, rows.overview), rows.sink.files
                 del rows  # frees the blocks that were read
         except SaderError as error:
             if work.fresh or not _resumable(error, scene):
                 work.remove()
             raise
         if report is not None:
-            _make_cogs(scene, work, replace(report, seconds=time.perf_counter() - started))
+            _make_cogs(scene, work, replace(report, seconds=time.perf_counter() - started), files)
         saved = SceneReport.from_dict(work.state.report or {})
         _publish(scene, work)
         stored = replace(scene.stack, coding=_coding(scene.stack, saved.reference_index))
@@ -293,16 +293,17 @@ def _start_rows(scene: Scene, work: WorkFolder, notice: Notice, opened: OpenScen
         spread=options.needs_spread or remover.options.max_uncertainty is not None,
         sources=options.source_date,
     )
-    if opened is None:
-        source = StackScene.of(stack, remover.config.network.aux_bands)
-        with warmed_up(plan, remover, source):
+    with contextlib.ExitStack() as until_matched:
+        if opened is None:
+            source = StackScene.of(stack, remover.config.network.aux_bands)
+            until_matched.enter_context(warmed_up(plan, remover, source))
             overview = read_overview(stack, remover, source)
-    else:
-        source, overview = opened()
-    reference = choose_reference(options, stack, overview, notice)
-    for doubt in check_order([source.name for source in stack.sources], stack.bands, overview):
-        notice(doubt)
-    match = overview.match(remover, reference, stack.grid.shape)
+        else:
+            source, overview = opened()
+        reference = choose_reference(options, stack, overview, notice)
+        for doubt in check_order([source.name for source in stack.sources], stack.bands, overview):
+            notice(doubt)
+        match = overview.match(remover, reference, stack.grid.shape)
     if (overview.clear_share <= HARDLY_CLEAR * overview.valid.mean(axis=(1, 2))).all():
         notice(
             f"clouds hide {1 - HARDLY_CLEAR:.0%} or more of every date, so the whole result is an estimate. If the "
@@ -377,12 +378,11 @@ def _steps_text(scene: Scene) -> str:
 # ------------------------------------------------------------------------------------------------ publication
 
 
-def _make_cogs(scene: Scene, work: WorkFolder, report: SceneReport) -> None:
+def _make_cogs(scene: Scene, work: WorkFolder, report: SceneReport, files: Sequence[RowFile]) -> None:
     """Make the COGs in the work folder and record the report: from here on files are published."""
     tags = scene.tags(report, work.digest)
-    stored = replace(scene.stack, coding=_coding(scene.stack, report.reference_index))
-    for layer in layers_of(stored, scene.options):
-        make_cog(RowFile(work.file(f"{layer.name}.rows"), layer, stored.grid), tags=tags)
+    for rows in files:
+        make_cog(rows, tags=tags)
     work.state.report = report.as_dict()
     work.save()
 

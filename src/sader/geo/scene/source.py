@@ -10,6 +10,7 @@ import threading
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -239,6 +240,10 @@ def read_overview(stack: GeoStack, remover: Remover, scene: StackScene | None = 
         parts = sorted(_parts(scene, grid, down, across), key=lambda pair: (-pair[1].row, pair[1].col, pair[0]))
         asked = [pool.submit(read, *part) for part in parts]
         try:
+            masks = overview_masks(stack)
+            if remover.device.type != "cpu":
+                # Masks of a constant image: libraries are loaded and plans of convolutions built, one set per thread.
+                overview_of(stack, remover, np.full_like(cloudy, 0.1), np.ones_like(valid), masks)
             for one in asked:
                 one.result()
         finally:
@@ -251,15 +256,32 @@ def read_overview(stack: GeoStack, remover: Remover, scene: StackScene | None = 
         raise DataError(
             f"no date has a valid pixel: {names} hold nodata only. Check the files, their nodata value and --grid."
         )
-    return overview_of(stack, remover, cloudy, valid)
+    return overview_of(stack, remover, cloudy, valid, masks)
 
 
-def overview_of(stack: GeoStack, remover: Remover, cloudy: NDArray[np.float32], valid: NDArray[np.bool_]) -> Overview:
-    """Return the overview of dates that are read: cloudy (T, C, h, w), valid (T, h, w)."""
-    grid = overview_grid(stack)
-    masks = [_read_mask(source, stack.grid, grid) for source in stack.sources]
+def overview_of(
+    stack: GeoStack,
+    remover: Remover,
+    cloudy: NDArray[np.float32],
+    valid: NDArray[np.bool_],
+    masks: Sequence[NDArray[np.bool_] | None],
+) -> Overview:
+    """Return the overview of dates that are read: cloudy (T, C, h, w), valid (T, h, w); unknown masks are estimated.
+
+    A GPU estimates them beside the tiles of `warmed_up` where there is memory. Networks that match no dates wait for
+    their tiles, which choose other algorithms for all convolutions of the process meanwhile.
+    """
+    if remover.matches_dates:
+        with suppress(torch.OutOfMemoryError):
+            return Overview.of(remover, cloudy, valid=valid, masks=masks, bands=stack.bands)
     with remover.turn:
         return Overview.of(remover, cloudy, valid=valid, masks=masks, bands=stack.bands)
+
+
+def overview_masks(stack: GeoStack) -> list[NDArray[np.bool_] | None]:
+    """Return the given masks of all dates on the grid of the overview."""
+    grid = overview_grid(stack)
+    return [_read_mask(source, stack.grid, grid) for source in stack.sources]
 
 
 def _parts(scene: StackScene, grid: Grid, down: int, across: int) -> Iterator[tuple[int, Window]]:
