@@ -5,8 +5,8 @@
     python benchmarks/results.py page --data triclear
 
 `predict` writes WORK/predictions/SET/NAME.npz, one array for each item, on a GPU if there is one. NAME is MODEL,
-MODEL@STEPS or MODEL@STEPS,GUIDE. `page` scores these files and the controls as `sader compare` does, keeps finished
-scores in WORK/scores, and writes
+MODEL@STEPS, MODEL@STEPS,GUIDE or MODEL@STEPS,START (zero or median). `page` scores these files and the controls as
+`sader compare` does, keeps finished scores in WORK/scores, and writes
 
     docs/results.md                       the tables between its marks; the text is not changed
     docs/images/results-{quality,pictures}.jpg
@@ -24,10 +24,11 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 
-from sader.checkpoint import find_checkpoint, read_header, shipped
+from sader.checkpoint import Checkpoint, find_checkpoint, load_checkpoint, read_header, shipped
 from sader.data.items import Item
 from sader.data.shards import fingerprint
 from sader.evaluation.costs import Cost, model_cost
@@ -41,7 +42,9 @@ from sader.evaluation.scoring import DEFAULT_METRICS, Method, Results, load, sav
 from sader.evaluation.statistics import Comparison, MethodSummary, compare_rows, summarise
 from sader.files import write_atomically
 from sader.inference.remover import CloudRemover, RemoverOptions
-from sader.models import BASELINES, baseline_config, get_system, model_from_dict
+from sader.method.diffusion import Denoiser
+from sader.method.guides import GUIDES
+from sader.models import BASELINES, ModelConfig, baseline_config, get_system, model_from_dict
 
 ROOT = Path(__file__).parents[1]
 PAPER = "sader-paper"
@@ -49,6 +52,7 @@ OWN = f"{PAPER}@4+1"
 """The paper's sampling: the row that all others are tested against."""
 SHOWN = ("psnr", "psnr_unbiased", "ssim", "lpips", "sharpness")
 FORMATS = {"psnr": ".2f", "psnr_unbiased": ".2f", "ssim": ".3f", "lpips": ".3f", "sharpness": ".2f"}
+STARTS = ("zero", "median")
 SIDE = 128
 """Pixels along a side for which costs are counted."""
 WITHOUT_MASKS = ("median", "flat_colour (rules)", "masked_median (rules)", "local_ridge_blend (rules)")
@@ -83,18 +87,33 @@ SETS = {
 }
 
 
-def parse_name(text: str) -> tuple[str, str | None, str | None]:
-    """Return (model, steps, guide) of MODEL, MODEL@STEPS or MODEL@STEPS,GUIDE."""
+class Row(NamedTuple):
+    """What the name of a row says: MODEL, MODEL@STEPS, MODEL@STEPS,GUIDE or MODEL@STEPS,START."""
+
+    model: str
+    steps: str | None
+    guide: str | None
+    """Of the resampling; None = the model's own."""
+    start: str | None
+    """Of the sampling, zero or median; None = the model's own."""
+
+
+def parse_name(text: str) -> Row:
+    """Return the parts of the name of a row."""
     model, _, rest = text.partition("@")
-    steps, _, guide = rest.partition(",")
-    return model, steps or None, guide or None
+    steps, *words = rest.split(",")
+    known = {"guide": GUIDES, "start": STARTS}
+    parts = {what: next((word for word in words if word in names), None) for what, names in known.items()}
+    return Row(model, steps or None, **parts)
 
 
 def label_of(name: str) -> str:
     """Return the name of a row as the page prints it."""
-    model, steps, guide = parse_name(name)
+    model, steps, guide, start = parse_name(name)
     if model == PAPER:
-        return f"SADER {steps or '4+1'}" + (f", guide {guide}" if guide else "")
+        more = [f"guide {guide}"] if guide else []
+        more += ["start 0, as printed" if start == "zero" else f"start {start}"] if start else []
+        return ", ".join([f"SADER {steps or '4+1'}", *more])
     return get_system(model).label if model in BASELINES else name
 
 
@@ -105,9 +124,10 @@ def predict(given: argparse.Namespace) -> None:
     """Write the predictions of the named models on the items of the sets; finished files are kept."""
     for text in given.names:
         name, _, weights = text.partition("=")
-        model, steps, guide = parse_name(name)
+        model, steps, guide, start = parse_name(name)
         options = RemoverOptions(guide=guide, backend=given.backend)
-        remover = CloudRemover.from_pretrained(weights or model, device=given.device, options=options)
+        checkpoint = with_start(load_checkpoint(find_checkpoint(weights or model)), start)
+        remover = CloudRemover(checkpoint, device=given.device, options=options)
         for chosen in map(SETS.__getitem__, given.sets):
             file = given.work / "predictions" / chosen.name / f"{name}.npz"
             if file.exists():
@@ -117,6 +137,14 @@ def predict(given: argparse.Namespace) -> None:
             images = {item.name: method(item) for item in chosen.items(given.data, given.limit)}
             store_predictions(file, images)
             print(f"wrote {file}: {len(images)} items in {time.perf_counter() - started:.1f} s", flush=True)
+
+
+def with_start(checkpoint: Checkpoint, start: str | None) -> Checkpoint:
+    """Return a checkpoint whose sampling starts from zero or the median; None changes nothing."""
+    if start is None or not isinstance(checkpoint.config, ModelConfig) or not isinstance(checkpoint.model, Denoiser):
+        return checkpoint
+    config = checkpoint.config.replace(diffusion={"start": start})
+    return replace(checkpoint, model=Denoiser(checkpoint.model.network, config.diffusion).eval(), config=config)
 
 
 # ------------------------------------------------------------------------------------------------ scores
@@ -154,19 +182,19 @@ def complete(results: Results) -> Results:
     """Return the results of the methods that were scored on every item, without those of another guide."""
     items = {row.item for row in results.rows}
     counts = Counter(row.method for row in results.rows)
-    kept = {name for name in counts if counts[name] == len(items) and parse_name(name)[2] is None}
+    kept = {name for name in counts if counts[name] == len(items) and parse_name(name).guide is None}
     return replace(results, rows=[row for row in results.rows if row.method in kept])
 
 
 def row_order(name: str) -> tuple[int, str]:
     """Return the place of a row: other systems, the product's model, the paper's network."""
-    model = parse_name(name)[0]
+    model = parse_name(name).model
     return 2 if model == PAPER else 1 if model in shipped() else 0, name
 
 
 def cost_of(name: str, weights: Mapping[str, str]) -> Cost:
     """Return the counted cost of a row by its name; zero for a method without a known network."""
-    model, steps, guide = parse_name(name)
+    model, steps, guide, _ = parse_name(name)
     if model in BASELINES:
         return model_cost(baseline_config(model), steps=steps, size=SIDE)
     if model not in shipped() and model not in weights:
@@ -191,7 +219,7 @@ def main_table(results: Results, *, samples: Mapping[str, int]) -> list[str]:
         cost, name = results.costs.get(method.method, Cost()), method.method
         numbers = [number(method.over_groups[key], key, bold=bold.get(key) == name) for key in SHOWN]
         run = f"{cost.evaluations}, {cost.gmacs_sample:.0f}" if cost.parameters else "-"
-        seen = samples.get(parse_name(name)[0])
+        seen = samples.get(parse_name(name).model)
         rows.append([title_of(name), *numbers, run, f"{seen:,}" if seen else "-"])
         if against:
             rows[-1].append(p_text(tests[name].p_places) if name in tests else "")
@@ -333,8 +361,8 @@ def page(given: argparse.Namespace) -> None:
     beside = given.out / "benchmarks" / "results"
     if {f"{PAPER}@4+0", OWN} <= stored.keys():
         resampling_figure(shown, stored[f"{PAPER}@4+0"], stored[OWN], beside / "resampling.jpg")
-    sections = {"resampling": [n for n in main.methods if parse_name(n)[0] == PAPER and not parse_name(n)[2]]}
-    sections["guides"] = [n for n in main.methods if n == OWN or parse_name(n)[2]]
+    sections = {"resampling": [n for n in main.methods if parse_name(n).model == PAPER and not parse_name(n).guide]}
+    sections["guides"] = [n for n in main.methods if n == OWN or parse_name(n).guide]
     tables = {name: plain_table(main, names, first="sampling") for name, names in sections.items() if len(names) > 1}
     if "val-128" in results:
         tables["curve"] = plain_table(results["val-128"], results["val-128"].methods, first="samples")

@@ -559,3 +559,23 @@ def test_paper_network_takes_the_other_dates_where_one_has_no_data():
     mean = network.condition(cloudy, valid=valid).mean
     torch.testing.assert_close(mean[0, 1, :, :, 8:], (cloudy[0, 0, :, :, 8:] + cloudy[0, 2, :, :, 8:]) / 2)
     torch.testing.assert_close(mean[0, 1, :, :, :8], cloudy[0, 1, :, :, :8])
+
+
+def test_a_gap_of_a_date_is_that_date_with_the_mean_of_the_others():
+    """The noise of all dates is in the state: the network removes that of a gap only if it sees it."""
+    model = denoiser(PAPER)
+    given = series(dates=3, cloud=False)
+    valid = torch.ones(1, 3, 16, 24, dtype=torch.bool)
+    valid[0, 1, 4:12, 6:18] = False
+    filled = {**given, "cloudy": given["cloudy"].clone(), "aux": given["aux"].clone()}
+    for key in ("cloudy", "aux"):
+        filled[key][0, 1, :, 4:12, 6:18] = given[key][0, [0, 2], :, 4:12, 6:18].mean(dim=0)
+    gap = model.network.condition(**given, valid=valid)
+    whole = model.network.condition(**filled)
+    state = draw(*gap.mean.shape, seed=3)
+    level = torch.tensor([0.2])
+    torch.testing.assert_close(model(state, level, gap), model(state, level, whole))
+    state_of_gap = state.clone()
+    state_of_gap[0, 1, :, 8, 12] += 1  # inside the gap
+    network_alone = [model.network(x, level, gap)[0, :, 8, 12].detach() for x in (state, state_of_gap)]
+    assert float((network_alone[0] - network_alone[1]).abs().max()) > 1e-4

@@ -289,17 +289,21 @@ class MTCDN(nn.Module):
 
     def _about_dates(self, series: SeriesInput) -> Condition:
         """Return the paper's condition: the diffusion reverts to the dates themselves."""
-        # Pixels without data take the mean of the other dates, which leaves the average over the dates unchanged.
+        # Pixels without data take the mean of the other dates, which leaves the average over the dates unchanged. The
+        # network attends to them: the state holds the noise of all dates, and it removes only noise that it sees.
+        available = series.present[:, :, None, None].expand_as(series.available)
         others = masked_mean(series.cloudy, series.observed)[:, None]
         gap = series.present[:, :, None, None, None] & ~series.use
         cloudy = torch.where(gap, others, series.cloudy)
-        frames = space_to_depth(torch.cat([cloudy, series.aux], dim=2), self.config.stem)
+        gap = (series.present[:, :, None, None] & ~series.observed)[:, :, None]
+        aux = torch.where(gap, masked_mean(series.aux, series.observed)[:, None], series.aux)
+        frames = space_to_depth(torch.cat([cloudy, aux], dim=2), self.config.stem)
         return Condition(
-            features=self.condition_net(frames, series.available, series.emb),
+            features=self.condition_net(frames, available, series.emb),
             frames=frames,
             mean=cloudy,
             present=series.present,
-            available=series.available,
+            available=available,
             size=series.size,
         )
 
