@@ -10,7 +10,8 @@ PIP    := $(BIN)/python -m pip --quiet --disable-pip-version-check install
 ARGS ?=
 
 # Processes that run the tests side by side; 0 runs them in one process (for a debugger).
-WORKERS ?= logical
+# One more than there are cores: some tests wait for processes and disks.
+WORKERS ?= $(shell expr $$(nproc 2>/dev/null || echo 2) + 1)
 
 .DELETE_ON_ERROR:
 .PHONY: help install demo serve qgis docs test test-all lint format bench constraints audit clean distclean

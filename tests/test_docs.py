@@ -18,12 +18,14 @@ import sys
 from collections.abc import Iterator
 from contextlib import chdir, redirect_stderr, redirect_stdout
 from dataclasses import dataclass
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
+from sader.checkpoint import WEIGHTS_DIR, load_checkpoint
 from sader.cli.main import main
 from sader.data.synthetic.scene import make_series
 
@@ -166,13 +168,18 @@ def run_block(block: Block, names: dict[str, Any], page: str) -> None:
 def run_page(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     """Run a page in a folder with the practice scene; a page that others continue is run once.
 
-    `sader demo` uses a smaller scene here; the full one is run in test_examples.py.
+    `sader demo` uses a smaller scene here; the full one is run in test_examples.py. Shipped weights are loaded once.
     """
     import sader.demo
+    import sader.inference.remover
 
     folders: dict[str, Path] = {}
     patch = pytest.MonkeyPatch()
     patch.setattr(sader.demo, "demo_scene", lambda: make_series(7, size=(96, 128), coverage=0.3))
+    shipped = {path: cache(partial(load_checkpoint, path)) for path in WEIGHTS_DIR.rglob("*.safetensors")}
+    patch.setattr(
+        sader.inference.remover, "load_checkpoint", lambda path: shipped.get(path, partial(load_checkpoint, path))()
+    )
 
     def run(page: str) -> Path:
         if page in folders:

@@ -14,16 +14,16 @@ JOBS = ("remove", "remove-zarr", "series", "train")
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
-@pytest.mark.parametrize("every", [151, pytest.param(5, marks=pytest.mark.slow)])
-def test_killed_at_file_operations(every):
+@pytest.mark.parametrize(("jobs", "every"), [(("remove", "train"), 101), pytest.param(JOBS, 5, marks=pytest.mark.slow)])
+def test_killed_at_file_operations(jobs, every):
     pytest.importorskip("rasterio")
     pytest.importorskip("zarr")
-    command = [sys.executable, str(SCRIPT), "--every", str(every)]
+    command = [sys.executable, str(SCRIPT), "--every", str(every), *(f"--job={job}" for job in jobs)]
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=1800, check=False)
     assert done.returncode == 0, done.stdout + done.stderr[-3000:]
     lines = [line.replace(":", "").replace(",", "").split() for line in done.stdout.splitlines()]
-    assert [words[0] for words in lines] == list(JOBS)
+    assert [words[0] for words in lines] == list(jobs)
     for name, kills, _, operations, *_ in lines:
         assert int(operations) >= 40, name
         assert int(kills) >= max(1, int(operations) // every), name

@@ -441,7 +441,8 @@ def test_a_worker_that_cannot_find_the_files_says_so(local, scenes, tmp_path, re
 
 
 @pytest.mark.filterwarnings("ignore")
-def test_the_only_worker_dies_and_the_scheduler_after_it(scenes, tmp_path, remover, monkeypatch):
+@pytest.mark.parametrize("victims", [("worker",), pytest.param(("worker", "scheduler"), marks=pytest.mark.slow)])
+def test_the_only_worker_dies_and_the_scheduler_after_it(scenes, tmp_path, remover, monkeypatch, victims):
     """Both are reported within seconds, with one message; a later run on a new cluster continues."""
     monkeypatch.setattr("sader.geo.xarray.cluster.LOST_SECONDS", 1.0)
     stack, out = stack_of(scenes, remover), tmp_path / "out.tif"
@@ -455,7 +456,7 @@ def test_the_only_worker_dies_and_the_scheduler_after_it(scenes, tmp_path, remov
         options = SceneOptions(reference=0)
         clear_scene(stack, remover, out, options, executor=partial(cluster_executor, address), progress=progress)
 
-    for victim in ("worker", "scheduler"):
+    for victim in victims:
         processes = [
             subprocess.Popen([sys.executable, "-c", SCHEDULER], stdout=subprocess.PIPE, text=True),
         ]
