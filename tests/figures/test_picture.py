@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
+from datetime import datetime
+
 import numpy as np
 import pytest
 from PIL import Image
 
 from sader.errors import OutputError, ShapeError, ValueRangeError
 from sader.figures.picture import (
+    ACCENT,
+    BACKGROUND,
+    GREEN,
     NODATA_GREY,
+    Curve,
     Panel,
     before_after,
     clear_limits,
     compose,
+    draw_curves,
     error_picture,
     mask_picture,
     save_png,
@@ -151,3 +158,30 @@ def test_no_date_is_black_under_the_shared_stretch():
     assert true_colour(dark, limits=limits).mean() > 5
     assert true_colour(dark, limits=limits).max() > 20
     assert limits[1] < 0.31, "clouds do not take the range"
+
+
+def test_curves_tell_observed_values_from_reconstructed_ones():
+    times = [datetime(2022, month, 1) for month in (1, 6, 12)]
+    curve = Curve("here", times, [0.2, 0.1, 0.4], [0.2, 0.3, 0.4], [False, True, False])
+    picture = np.asarray(draw_curves([curve], label="NDVI"))
+    chart = picture[30:270]
+
+    def marks(colour: tuple[int, int, int], x: int) -> bool:
+        return bool((chart[:, x - 2 : x + 3] == colour).all(axis=2).any())
+
+    first, middle, last = 60, 60 + round(820 * 151 / 334), 880
+    assert marks(GREEN, first)
+    assert marks(ACCENT, middle), "the value of the cloud"
+    assert not marks(ACCENT, first)
+    assert not marks(ACCENT, last)
+    heights = np.flatnonzero((chart[:, middle] == GREEN).all(axis=1))
+    inside = chart[heights.min() : heights.max(), middle]
+    assert (inside == BACKGROUND).all(axis=1).any(), "a reconstructed value is an open circle"
+    heights = np.flatnonzero((chart[:, first] == GREEN).all(axis=1))
+    assert (chart[heights.min() : heights.max(), first] == GREEN).all(), "an observed value is filled"
+
+
+def test_curves_of_any_period_have_ticks():
+    for times in ([datetime(2022, 5, 1)], [datetime(1985, 1, 1), datetime(2024, 1, 1)]):
+        curve = Curve("here", times, [np.nan] * len(times), [0.5] * len(times), [False] * len(times))
+        assert draw_curves([curve, curve], label="NDVI").size == (900, 600)

@@ -54,6 +54,18 @@ def test_changes_of_scenes_are_no_doubt(change, count):
     assert check_order(list("abcd")[:count], BANDS, overview(count, **changes)) == []
 
 
+@pytest.mark.parametrize("count", [1, 2, 4])
+@pytest.mark.parametrize(
+    ("order", "text"),
+    [([2, 1, 0, 3], "red and blue seem to be exchanged in all dates"), ([3, 2, 1, 0], "than their names")],
+)
+def test_wrong_names_of_all_dates_are_pointed_out(order, text, count):
+    changes = {f"d{date}": lambda image: image[order] for date in range(count)}
+    (warning,) = check_order(list("abcd")[:count], BANDS, overview(count, **changes))
+    assert text in warning
+    assert "--bands" in warning
+
+
 def test_too_few_pixels_are_no_evidence():
     found = overview(3, d1=lambda image: image[::-1])
     found.valid[1, 1:] = False

@@ -126,8 +126,8 @@ def test_a_log_gets_lines_instead_of_a_bar(monkeypatch):
         lines(done, 100)
     # 10 tiles were there before: 2 in 60 s, then 60 in 3660 s. The end says itself.
     assert said == [
-        "removing clouds: 12 of 100 tiles, 2.0 tiles/min, 0:44 h left",
-        "removing clouds: 70 of 100 tiles, 1.0 tiles/min, 0:30 h left",
+        "removing clouds: 12 of 100 tiles, 2.0 tiles/min, 44 min left",
+        "removing clouds: 70 of 100 tiles, 1.0 tiles/min, 30 min left",
     ]
 
 

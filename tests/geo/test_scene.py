@@ -154,6 +154,18 @@ def test_layers_beside_the_output(tmp_path, dates, tiny):
     assert (spread[:, *CLOUD] > 0).mean() > 0.9
 
 
+def test_a_single_pixel_that_no_date_shows_is_not_worth_a_note(tmp_path, dates, tiny, write_date):
+    paths, _, masks = dates
+    mask = np.zeros((1, 70, 90), np.uint8)
+    mask[0, 15, 25] = 1
+    masks = [masks[0], *(write_date(tmp_path / f"other{n}.tif", mask, bands=None, nodata=None) for n in (1, 2))]
+    said: list[str] = []
+    clear_scene(
+        stack_of(paths, tiny, mask=masks), tiny, tmp_path / "a.tif", SceneOptions(reference=0), notice=said.append
+    )
+    assert not any("no date shows" in text for text in said)
+
+
 def test_pixels_that_no_date_shows_are_reported_and_can_be_left_out(tmp_path, dates, tiny, write_date):
     paths, _, masks = dates
     mask = np.zeros((1, 70, 90), np.uint8)

@@ -204,8 +204,16 @@ class ProgressLines:
         if fresh := done - self._before:
             rate = fresh / (now - self._began)
             left = (total - done) / rate
-            text += f", {60 * rate:.1f} {self._unit}/min, {int(left // 3600)}:{int(left // 60 % 60):02d} h left"
+            text += f", {60 * rate:.1f} {self._unit}/min, {_duration(left)} left"
         self._say(text)
+
+
+def _duration(seconds: float) -> str:
+    """Return "40 s", "12 min" or "3 h 05 min"."""
+    if seconds < 90:
+        return f"{seconds:.0f} s"
+    hours, minutes = divmod(round(seconds / 60), 60)
+    return f"{hours} h {minutes:02d} min" if hours else f"{minutes} min"
 
 
 def _log_interval() -> float:

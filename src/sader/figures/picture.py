@@ -255,9 +255,15 @@ def png(image: Image.Image | NDArray[np.uint8], **options: object) -> bytes:
     return content.getvalue()
 
 
-GREY, GREEN = (150, 150, 150), (46, 125, 50)
+GREEN, RULE = (46, 125, 50), (225, 225, 225)
 WIDTH, HEIGHT, LEFT, RIGHT, TOP, BOTTOM = 900, 300, 60, 20, 34, 34
 """Size of a chart and its margins in pixels."""
+MARKS: dict[str, tuple[int, tuple[int, int, int], tuple[int, int, int] | None]] = {
+    "observed": (4, GREEN, GREEN),
+    "reconstructed": (4, GREEN, BACKGROUND),
+    "cloud or shadow, before": (5, ACCENT, None),
+}
+"""Legend of a chart: radius, outline, fill."""
 
 
 @dataclass(frozen=True)
@@ -287,7 +293,7 @@ def save_gif(frames: Sequence[Image.Image], path: Path | str, *, milliseconds: i
 
 
 def draw_curves(curves: Sequence[Curve], *, label: str) -> Image.Image:
-    """Return charts below each other: the values after as a line, those before as dots, hidden ones as rings."""
+    """Return charts below each other: the values after as a line, and the values of clouds before as red rings."""
     if not curves:
         raise ShapeError("a chart needs at least one curve.")
     canvas = Image.new("RGB", (WIDTH, HEIGHT * len(curves)), BACKGROUND)
@@ -302,32 +308,47 @@ def _draw(draw: ImageDraw.ImageDraw, curve: Curve, top: int, label: str) -> None
     values = np.array([*curve.before, *curve.after], np.float64)
     values = values[np.isfinite(values)]
     low, high = (min(0.0, values.min()), max(0.1, values.max())) if values.size else (0.0, 1.0)
-    days = np.array([(time - min(curve.times)).total_seconds() / 86400 for time in curve.times])
-    span = max(float(days.max()), 1.0)
+    step = next(step for step in (0.02, 0.05, 0.1, 0.2, 0.5, np.inf) if (high - low) / step < 6)
+    ticks = step * np.arange(np.floor(low / step), np.ceil(high / step) + 1) if np.isfinite(step) else (low, high)
+    low, high = ticks[0], ticks[-1]
+    first = min(curve.times)
+    span = max((max(curve.times) - first).total_seconds(), 86400.0)
 
-    def place(day: float, value: float) -> tuple[float, float]:
-        x = LEFT + (WIDTH - LEFT - RIGHT) * day / span
+    def place(time: datetime, value: float) -> tuple[float, float]:
+        x = LEFT + (WIDTH - LEFT - RIGHT) * (time - first).total_seconds() / span
         return x, top + TOP + (HEIGHT - TOP - BOTTOM) * (high - value) / (high - low)
 
+    def mark(x: float, y: float, kind: str) -> None:
+        radius, outline, fill = MARKS[kind]
+        draw.ellipse((x - radius, y - radius, x + radius, y + radius), outline=outline, fill=fill, width=2)
+
     draw.text((LEFT, top + 8), f"{label} at {curve.title}", fill=INK, font=title)
-    draw.text((WIDTH - 330, top + 10), "line: after; dots: before; rings: hidden before", fill=INK, font=font)
-    for value in np.linspace(low, high, 5):
-        _, y = place(0, float(value))
-        draw.line((LEFT, y, WIDTH - RIGHT, y), fill=(225, 225, 225))
+    for at, kind in zip((410, 310, 180), MARKS, strict=True):
+        mark(WIDTH - at, top + 17, kind)
+        draw.text((WIDTH - at + 11, top + 9), kind, fill=INK, font=font)
+    for value in ticks:
+        _, y = place(first, float(value))
+        draw.line((LEFT, y, WIDTH - RIGHT, y), fill=RULE)
         draw.text((12, y - 8), f"{value:.2f}", fill=INK, font=font)
-    first, last = min(curve.times), max(curve.times)
-    draw.text((LEFT, top + HEIGHT - 24), f"{first:%Y-%m-%d}", fill=INK, font=font)
-    draw.text((WIDTH - RIGHT - 75, top + HEIGHT - 24), f"{last:%Y-%m-%d}", fill=INK, font=font)
-    order = np.argsort(days, kind="stable")
-    line = [place(days[at], curve.after[at]) for at in order if np.isfinite(curve.after[at])]
-    if len(line) > 1:
-        draw.line(line, fill=GREEN, width=2)
-    for x, y in line:
-        draw.ellipse((x - 3, y - 3, x + 3, y + 3), fill=GREEN)
+    for time in _ticks_of_time(curve.times):
+        x, y = place(time, low)
+        draw.line((x, y, x, y + 5), fill=INK)
+        draw.text((x, y + 8), f"{time:%Y-%m-%d}", fill=INK, font=font, anchor="ma" if x < WIDTH - 60 else "ra")
+    order = sorted(range(len(curve.times)), key=lambda at: curve.times[at])
+    line = [(at, *place(curve.times[at], curve.after[at])) for at in order if np.isfinite(curve.after[at])]
+    draw.line([(x, y) for _, x, y in line], fill=GREEN, width=2)
     for at in order:
-        if np.isfinite(curve.before[at]):
-            x, y = place(days[at], curve.before[at])
-            ring = (x - 5, y - 5, x + 5, y + 5)
-            draw.ellipse(ring, outline=ACCENT if curve.hidden[at] else GREY, width=2)
-            if not curve.hidden[at]:
-                draw.ellipse((x - 2, y - 2, x + 2, y + 2), fill=GREY)
+        if curve.hidden[at] and np.isfinite(curve.before[at]):
+            mark(*place(curve.times[at], curve.before[at]), "cloud or shadow, before")
+    for at, x, y in line:
+        observed = np.isfinite(curve.before[at]) and not curve.hidden[at]
+        mark(x, y, "observed" if observed else "reconstructed")
+
+
+def _ticks_of_time(times: Sequence[datetime]) -> list[datetime]:
+    """Return the first days of up to eight months, evenly spaced, or the first and last time of a short period."""
+    first, last = min(times), max(times)
+    months = range(12 * first.year + first.month, 12 * last.year + last.month)
+    step = next((step for step in (1, 2, 3, 6, 12) if len(months) <= 8 * step), 12 * (len(months) // 96 + 1))
+    starts = [datetime(month // 12, month % 12 + 1, 1) for month in months if month % step == 0]
+    return starts if len(starts) > 1 else [first, last]

@@ -269,8 +269,8 @@ def check_counts(counts: Mapping[str, NDArray[Any]], *, offset: float, nodata: f
         share = float((anywhere & np.isfinite(array) & ((array == nodata) | (array <= 1))).sum() / anywhere.sum())
         if CLIPPED_SHARE < share < 1 and len(values) > 1:
             return (
-                f"{share:.0%} of the pixels of {band} are at the lowest count though other bands see them: an offset "
-                "was probably taken off twice before, and what fell below zero cut off. Take the original files."
+                f"{share:.0%} of the pixels of {band} have the lowest count, but not in other bands. Either the date "
+                "is in deep shadow, or an offset was subtracted twice before: then use the original files."
             )
     for band in [*sure, *(band for band in values if band == "B10")]:
         # Nothing but high cloud shines in B10: unshifted it holds a few counts, far below any offset.
@@ -279,7 +279,7 @@ def check_counts(counts: Mapping[str, NDArray[Any]], *, offset: float, nodata: f
         if offset < 0 and share > NEGATIVE_SHARE:
             return (
                 f"{share:.0%} of the pixels of {band} become negative with the offset {offset:g}: it was probably "
-                "taken off before. If so, use --offset none."
+                "subtracted before. If so, use --offset none."
             )
     if offset == 0:
         darkest = min(
@@ -289,13 +289,13 @@ def check_counts(counts: Mapping[str, NDArray[Any]], *, offset: float, nodata: f
         if DARK <= darkest < DARK_LIMIT:
             return (
                 f"no value is below {darkest:.0f} counts: they look shifted by the offset of processing baseline "
-                "04.00. If so, use --offset -1000; if there is only desert or haze, all is well."
+                "04.00. If so, use --offset -1000; ignore this note if the date shows only cloud, haze or desert."
             )
         if BRIGHT <= darkest < np.inf:
             return (
                 f"no value is below {darkest:.0f} counts, reflectance {darkest / QUANTIFICATION:.2f}: they look like "
                 "those of another sensor. For Landsat Collection 2 use --scale 0.0000275 --offset -2000 (level 1: "
-                "--scale 0.00002 --offset -1000); if all is thick cloud or snow, all is well."
+                "--scale 0.00002 --offset -1000). Ignore this note if the date shows only thick cloud or snow."
             )
     return None
 

@@ -37,6 +37,8 @@ CACHE_BYTES = 256 * 2**20
 """Block cache of GDAL; its default is a twentieth of the memory, for blocks that are read once."""
 HARDLY_CLEAR = 0.01
 """Part of the pixels of a date: below this share in every date the whole result is an estimate."""
+WORTH_A_NOTE = 0.0005
+"""Part of the scene that no date shows: below this share, printed as 0.0 %, there is no note."""
 
 OpenScene = Callable[[], tuple[StackScene, Overview]]
 """Returns the stack as a source, and its overview; several results of one stack share them (`sader.geo.series`)."""
@@ -309,7 +311,10 @@ def _start_rows(scene: Scene, work: WorkFolder, notice: Notice, opened: OpenScen
             f"clouds hide {1 - HARDLY_CLEAR:.0%} or more of every date, so the whole result is an estimate. If the "
             "images look clear, check their scale and offset (--scale, --offset), or give masks (--mask)."
         )
-    elif (unseen := overview.unseen_share(remover.options.cloud_threshold)) and remover.options.min_count == 0:
+    elif (
+        remover.options.min_count == 0
+        and (unseen := overview.unseen_share(remover.options.cloud_threshold)) > WORTH_A_NOTE
+    ):
         notice(
             f"no date shows {unseen:.1%} of the scene clearly: it is filled from its surroundings there. --min-count 1 "
             "writes nodata instead, --count shows where."
