@@ -70,6 +70,7 @@ REASONS = (
     "installs packages",
     "needs the network",
     "needs a dataset",
+    "needs predictions",
     "needs QGIS",
     "needs a cluster",
     "takes a GPU",
