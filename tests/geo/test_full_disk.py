@@ -34,7 +34,7 @@ def whole(tmp_path_factory, write_date, land, tiny):
     return paths, remove(paths, folder / "out", tiny)
 
 
-@pytest.mark.parametrize("left", [0, 16_384])
+@pytest.mark.parametrize("left", [0, pytest.param(16_384, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("moment", ["first tile", "last tile", "image", "preview"])
 def test_a_full_disk_is_named_and_the_same_command_finishes(disk, whole, tiny, monkeypatch, moment, left):
     paths, wanted = whole
