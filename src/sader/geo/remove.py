@@ -151,7 +151,7 @@ def open_request(request: RemoveRequest, load: Loader, notify: Notice) -> tuple[
         )
     grid = _grid(request.grid, sources, request.area)
     stack = build_stack(sources, remover.config.network, bands=asked, grid=grid, notice=notify)
-    check_stack(stack, remover, notify)
+    check_stack(stack, notify)
     return stack, remover, options
 
 
@@ -185,11 +185,10 @@ def _check_trained(remover: CloudRemover, notice: Notice) -> None:
         notice(f"the model {name} is untrained: the result shows that everything runs, not how good the method is.")
 
 
-def check_stack(stack: GeoStack, remover: CloudRemover, notice: Notice) -> None:
+def check_stack(stack: GeoStack, notice: Notice) -> None:
     """Notify the user of doubtful offsets."""
-    for source in stack.sources:
-        if warning := check_source(source):
-            notice(warning)
+    for warning in filter(None, map(check_source, stack.sources)):
+        notice(warning)
 
 
 def _check_extras(request: RemoveRequest) -> None:
@@ -469,5 +468,5 @@ def open_files(
     sources = with_masks(sources, mask, values=mask_values, notice=notify)
     chosen = _grid(grid, sources, box)
     stack = build_stack(sources, remover.config.network, bands=names, grid=chosen, notice=notify)
-    check_stack(stack, remover, notify)
+    check_stack(stack, notify)
     return stack, wanted

@@ -70,13 +70,6 @@ class TileInputs:
         """Return the inputs on a device."""
         return self._each(lambda x: x.to(device))
 
-    def with_change(self, change: NDArray[np.float32]) -> TileInputs:
-        """Return the inputs of one series with the scene match's change (T, C, H, W), in the user's bands."""
-        added = np.zeros(self.cloudy.shape[1:], dtype=np.float32)
-        bands = list(self.output) or list(range(self.cloudy.shape[2]))
-        added[:, bands] = np.where(self.valid[0, :, None].numpy(), change, 0.0)
-        return replace(self, change=torch.from_numpy(added)[None])
-
     @staticmethod
     def joined(tiles: Sequence[TileInputs]) -> TileInputs:
         """Return tiles of one size and kind as one batch."""
@@ -136,12 +129,10 @@ def prepare_series(
     valid: ArrayLike | None = None,
     bands: Sequence[str] | None = None,
     part: bool = False,
-    scene_change: NDArray[np.float32] | None = None,
 ) -> TileInputs:
     """Return the checked series as a batch of one; arguments as in `CloudRemover.predict`.
 
     part: the series is one tile of a scene, in which zero reflectance everywhere (deep water) is possible.
-    scene_change: (T, C, H, W) from `sader.inference.scene_match`, in the bands of cloudy.
     """
     array, unmasked = _number_array(cloudy, "cloudy")
     if array.ndim != 4:
@@ -160,7 +151,7 @@ def prepare_series(
     full[:, list(positions)] = np.where(seen[:, None], array, 0.5)
     present = np.zeros(len(network.bands), dtype=bool)
     present[list(positions)] = True
-    series = TileInputs(
+    return TileInputs(
         cloudy=torch.from_numpy(full)[None],
         valid=torch.from_numpy(seen)[None],
         cloud=torch.from_numpy(_cloud(cloud_mask, (dates, height, width)))[None],
@@ -170,7 +161,6 @@ def prepare_series(
         aux=_aux(aux, network, array.shape, seen),
         output=positions,
     )
-    return series if scene_change is None else series.with_change(scene_change)
 
 
 def _number_array(values: ArrayLike, name: str) -> tuple[NDArray[np.float32], NDArray[np.bool_] | None]:

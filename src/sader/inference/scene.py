@@ -13,7 +13,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar
@@ -45,9 +45,8 @@ from sader.inference.values import (
 )
 
 if TYPE_CHECKING:
-    from sader.inference.noise import NoiseOf
-    from sader.inference.remover import RemoverOptions
-    from sader.inference.tile import RawTiles, Tile, TileOutput
+    from sader.inference.remover import CloudRemover, RemoverOptions
+    from sader.inference.tile import RawTiles
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -74,45 +73,6 @@ class computed_once(cached_property[T]):
     def __get__(self, instance: Any, owner: Any = None) -> Any:
         with self._computing:
             return super().__get__(instance, owner)
-
-
-class Remover(Protocol):
-    """What the loop needs of `sader.inference.remover.CloudRemover`."""
-
-    device: torch.device
-    options: RemoverOptions
-
-    @property
-    def bands(self) -> tuple[str, ...]: ...
-
-    @property
-    def tile_size(self) -> int: ...
-
-    @property
-    def matches_dates(self) -> bool: ...
-
-    @property
-    def turn(self) -> AbstractContextManager[Any]: ...
-
-    def check_numbers(self, steps: int | str | None, samples: int = 1, seed: int = 0) -> tuple[int, int]: ...
-
-    def estimate_cloud(
-        self,
-        cloudy: NDArray[np.float32],
-        *,
-        valid: NDArray[np.bool_],
-        cloud_mask: Sequence[NDArray[np.bool_] | None],
-        bands: Sequence[str],
-    ) -> NDArray[np.float32]: ...
-
-    def prepare(
-        self, inputs: TileInputs, windows: Sequence[Window], *, steps: int, seed: int = 0, samples: int = 1
-    ) -> tuple[TileInputs, list[NoiseOf]]: ...
-
-    @property
-    def tile(self) -> Tile: ...
-
-    def raw_tiles(self, output: TileOutput, inputs: TileInputs, size: tuple[int, int]) -> RawTiles: ...
 
 
 # ------------------------------------------------------------------------------------------------ source
@@ -259,7 +219,7 @@ class _Decoded:
 @torch.inference_mode()
 def predict_windows(
     plan: ScenePlan,
-    remover: Remover,
+    remover: CloudRemover,
     read: Callable[[Sequence[Window]], list[SceneWindow]],
     windows: Sequence[Window],
 ) -> list[RawTile | None]:
@@ -320,7 +280,7 @@ def _smaller_batch(plan: ScenePlan, count: int, error: Exception) -> int:
     return count // 2
 
 
-def _raw_tile(plan: ScenePlan, remover: Remover, raw: RawTiles, number: int, tile: _Decoded) -> RawTile:
+def _raw_tile(plan: ScenePlan, remover: CloudRemover, raw: RawTiles, number: int, tile: _Decoded) -> RawTile:
     """Return tile `number` of a batch in the bands of the scene."""
     clear, spread = raw.clear[number], raw.spread[number]
     if plan.bands != remover.bands:
@@ -330,7 +290,7 @@ def _raw_tile(plan: ScenePlan, remover: Remover, raw: RawTiles, number: int, til
     return RawTile(plan.join(clear, raw.cloud[number].float(), spread, weights), tile.valid, tile.own)
 
 
-def _decoded(plan: ScenePlan, remover: Remover, window: Window, read: SceneWindow) -> _Decoded:
+def _decoded(plan: ScenePlan, remover: CloudRemover, window: Window, read: SceneWindow) -> _Decoded:
     numbers = [to_device(one, remover.device) for one in read.numbers]
     pairs = [decode(one, codings) for one, codings in zip(numbers, plan.codings, strict=True)]
     cloudy, valid = torch.stack([values for values, _ in pairs]), torch.stack([there for _, there in pairs])
@@ -365,7 +325,7 @@ def _given_clouds(tile: _Decoded) -> Tensor:
     return clouds
 
 
-def _inputs(plan: ScenePlan, remover: Remover, tile: _Decoded) -> TileInputs:
+def _inputs(plan: ScenePlan, remover: CloudRemover, tile: _Decoded) -> TileInputs:
     """Return one tile as the model takes it, with all bands of the model."""
     cloudy, there = tile.cloudy.clamp(LOWEST, HIGHEST), tile.valid[:, None]
     device = cloudy.device
@@ -421,7 +381,7 @@ def available_cores() -> int:
 
 @contextmanager
 def local_executor(
-    plan: ScenePlan, remover: Remover, source: SceneSource, *, threads: int | None = None
+    plan: ScenePlan, remover: CloudRemover, source: SceneSource, *, threads: int | None = None
 ) -> Iterator[Executor]:
     """Yield an executor of threads of this process.
 
@@ -452,7 +412,7 @@ def local_executor(
 
 
 @contextmanager
-def warmed_up(plan: ScenePlan, remover: Remover, source: SceneSource) -> Iterator[None]:
+def warmed_up(plan: ScenePlan, remover: CloudRemover, source: SceneSource) -> Iterator[None]:
     """Prepare a GPU for the tiles of a scene while the body runs: libraries are loaded and CUDA graphs captured.
 
     plan: without reference date and match, which are not known yet.
@@ -465,7 +425,7 @@ def warmed_up(plan: ScenePlan, remover: Remover, source: SceneSource) -> Iterato
         yield
 
 
-def compute_blank_tiles(plan: ScenePlan, remover: Remover, source: SceneSource) -> None:
+def compute_blank_tiles(plan: ScenePlan, remover: CloudRemover, source: SceneSource) -> None:
     """Compute a batch of constant tiles of the size, type and number of dates of the scene."""
     read = source.read(plan.windows[0])
     blank = [np.full_like(one, float(own[0].nodata == 0)) for one, own in zip(read.numbers, plan.codings, strict=True)]
@@ -730,14 +690,14 @@ class ArrayScene:
         """Return all dates of a window."""
         return self._cut(window.slices)
 
-    def overview(self, remover: Remover) -> Overview:
+    def overview(self, remover: CloudRemover) -> Overview:
         """Return the overview: the middle of every n x n pixels."""
         small = self._cut(decimation(*self.shape))
         assert small.valid is not None
         small_scene = replace(self, cloudy=np.stack(small.numbers), masks=small.masks, valid=small.valid)
         return small_scene.as_overview(remover)
 
-    def as_overview(self, remover: Remover) -> Overview:
+    def as_overview(self, remover: CloudRemover) -> Overview:
         """Return a decimated scene as the overview."""
         cloudy = np.where(self.valid[:, None], self.cloudy, np.float32(0))
         return Overview.of(remover, cloudy, valid=self.valid, masks=self.masks, bands=self.bands)

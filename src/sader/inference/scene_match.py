@@ -26,7 +26,7 @@ from sader.model.composite import NOISE_VARIANCE, clearest_date
 from sader.model.matching import CELL, MOST_CHANGE, carried_inward, fit_dates, inlier_weight
 
 if TYPE_CHECKING:
-    from sader.inference.scene import Remover
+    from sader.inference.remover import CloudRemover
 
 OVERVIEW = 512
 """Longest edge of an overview, in pixels."""
@@ -159,7 +159,7 @@ class Overview:
     @classmethod
     def of(
         cls,
-        remover: Remover,
+        remover: CloudRemover,
         cloudy: NDArray[np.float32],
         *,
         valid: NDArray[np.bool_],
@@ -187,7 +187,7 @@ class Overview:
         clear = (self.valid & ~(self.cloud >= threshold)).any(axis=0)
         return float((seen & ~clear).sum() / max(seen.sum(), 1))
 
-    def match(self, remover: Remover, reference: int | None, shape: tuple[int, int]) -> SceneMatch | None:
+    def match(self, remover: CloudRemover, reference: int | None, shape: tuple[int, int]) -> SceneMatch | None:
         """Return the maps that bring all dates to one radiometry.
 
         None where there is nothing to match: a scene of one tile, one date, or a model that matches no dates.

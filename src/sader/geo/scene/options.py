@@ -10,6 +10,7 @@ from typing import Any
 from sader.errors import ConfigError
 from sader.geo.scene.cog import Layer, check_names
 from sader.geo.stack import GeoStack
+from sader.inference.remover import RemoverOptions
 from sader.inference.scene import GPU_BATCH
 from sader.inference.values import FILLED, NODATA, UNKNOWN, ValueCoding
 
@@ -104,21 +105,9 @@ class SceneOptions:
         batch = GPU_BATCH if self.batch_size is None and on_gpu and batch_size == 1 else self.batch_size
         if self.tile is not None and self.overlap is None:
             overlap = min(overlap, self.tile // 4)
-        given = {
-            "tile": self.tile,
-            "overlap": overlap if self.overlap is None else self.overlap,
-            "batch_size": batch,
-            "cloud_threshold": self.cloud_threshold,
-            "mask_growth": self.mask_growth,
-            "haze": self.haze,
-            "min_count": self.min_count,
-            "max_uncertainty": self.max_uncertainty,
-            "masks": self.masks,
-            "resampling": self.resampling,
-            "guide": self.guide,
-            "guide_weights": self.guide_weights,
-        }
-        return {key: value for key, value in given.items() if value is not None}
+        shared = {key: value for key, value in vars(self).items() if key in RemoverOptions.__dataclass_fields__}
+        given = {**shared, "overlap": overlap if self.overlap is None else self.overlap, "batch_size": batch}
+        return {key: value for key, value in given.items() if value is not None and key != "backend"}
 
 
 def side_file(target: Path, name: str) -> Path:

@@ -23,7 +23,8 @@ from torch import Tensor
 from sader.errors import DataError, ValueRangeError
 from sader.geo.grid import Grid
 from sader.geo.stack import DateSource, GeoStack
-from sader.inference.scene import Remover, SceneWindow, available_cores, computed_once
+from sader.inference.remover import CloudRemover
+from sader.inference.scene import SceneWindow, available_cores, computed_once
 from sader.inference.scene_match import Overview, overview_factor
 from sader.inference.tiling import Window, common
 from sader.inference.values import HIGHEST, LOWEST, ValueCoding, as_tensor, decode, decode_array
@@ -225,7 +226,7 @@ def overview_grid(stack: GeoStack) -> Grid:
     return stack.grid if factor == 1 else stack.grid.coarser(factor)
 
 
-def read_overview(stack: GeoStack, remover: Remover, scene: StackScene | None = None) -> Overview:
+def read_overview(stack: GeoStack, remover: CloudRemover, scene: StackScene | None = None) -> Overview:
     """Return the overview of a stack: means of the valid pixels; refuse values that cannot be reflectance."""
     scene = scene or StackScene(stack)
     grid = overview_grid(stack)
@@ -270,7 +271,7 @@ def read_overview(stack: GeoStack, remover: Remover, scene: StackScene | None = 
 
 def overview_of(
     stack: GeoStack,
-    remover: Remover,
+    remover: CloudRemover,
     cloudy: NDArray[np.float32],
     valid: NDArray[np.bool_],
     masks: Sequence[NDArray[np.bool_] | None],
