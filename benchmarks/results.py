@@ -52,13 +52,20 @@ OWN = f"{PAPER}@4+1"
 """The paper's sampling: the row that all others are tested against."""
 SHOWN = ("psnr", "psnr_unbiased", "ssim", "lpips", "sharpness")
 FORMATS = {"psnr": ".2f", "psnr_unbiased": ".2f", "ssim": ".3f", "lpips": ".3f", "sharpness": ".2f"}
+SNAPSHOT = "samples_"
+"""Start of the names of states of the paper's network, followed by the samples they have seen."""
 STARTS = ("zero", "median")
 SIDE = 128
 """Pixels along a side for which costs are counted."""
 WITHOUT_MASKS = ("median", "flat_colour (rules)", "masked_median (rules)", "local_ridge_blend (rules)")
 WITH_MASKS = ("masked_median", "local_ridge_blend")
 TRUTH = "flat_colour_of_truth"
+MASKED = " (true masks)"
+"""End of the name of a row whose model is given the true masks, where a table has both."""
 PICTURED = ("masked_median (rules)", "local_ridge_blend (rules)", "sader-s2-rgbn", f"{PAPER}@4+0", OWN)
+
+PICTURES = ("rondonia_20LMR/east_rows816", "oscd/bordeaux", "bigearthnet/p110")
+"""Starts of the names of the items in the pictures; the first item of each is drawn."""
 
 
 @dataclass(frozen=True)
@@ -114,6 +121,8 @@ def label_of(name: str) -> str:
         more = [f"guide {guide}"] if guide else []
         more += ["start 0, as printed" if start == "zero" else f"start {start}"] if start else []
         return ", ".join([f"SADER {steps or '4+1'}", *more])
+    if model.startswith(SNAPSHOT):
+        return f"{int(model.removeprefix(SNAPSHOT)):,}"
     return get_system(model).label if model in BASELINES else name
 
 
@@ -206,14 +215,14 @@ def cost_of(name: str, weights: Mapping[str, str]) -> Cost:
 # ------------------------------------------------------------------------------------------------ tables
 
 
-def main_table(results: Results, *, samples: Mapping[str, int]) -> list[str]:
-    """Return the table of a task: means over places, cost, and tests over places against the paper's sampling."""
+def main_table(results: Results, *, against: str, samples: Mapping[str, int]) -> list[str]:
+    """Return the table of a task: means over places, cost, and tests over places against one of the rows."""
     summary = summarise(results.rows)
-    against = OWN if OWN in results.methods else None
+    against = against if against in results.methods else ""
     tests = comparisons(results, against) if against else {}
     bold = best_without_masks(summary.methods)
     heading = ["", "PSNR dB", "bias removed", "SSIM", "LPIPS", "sharpness", "evaluations, GMAC", "samples"]
-    heading += [f"p against {label_of(against)}"] if against else []
+    heading += [f"p against {title_of(against)}"] if against else []
     rows = []
     for method in summary.methods:
         cost, name = results.costs.get(method.method, Cost()), method.method
@@ -228,8 +237,8 @@ def main_table(results: Results, *, samples: Mapping[str, int]) -> list[str]:
 
 def title_of(name: str) -> str:
     """Return the first cell of a row; controls say which masks they use."""
-    if name in WITH_MASKS:
-        return f"{name.replace('_', ' ')}, true masks"
+    if name in WITH_MASKS or name.endswith(MASKED):
+        return f"{label_of(name.removesuffix(MASKED)).replace('_', ' ')}, true masks"
     if name == TRUTH:
         return "flat colour of the truth"
     return label_of(name).replace("_", " ").replace(" (rules)", ", rules")
@@ -237,7 +246,7 @@ def title_of(name: str) -> str:
 
 def best_without_masks(methods: Iterable[MethodSummary]) -> dict[str, str]:
     """Return metric -> the best method that gets neither true masks nor the truth."""
-    fair = [m for m in methods if m.method not in (*WITH_MASKS, TRUTH)]
+    fair = [m for m in methods if m.method not in (*WITH_MASKS, TRUTH) and not m.method.endswith(MASKED)]
     signs = {"psnr": 1, "psnr_unbiased": 1, "ssim": 1, "lpips": -1}
     return {key: max(fair, key=lambda m: sign * m.over_groups[key]).method for key, sign in signs.items() if fair}
 
@@ -345,13 +354,11 @@ def page(given: argparse.Namespace) -> None:
     for name, found in results.items():
         if name != "val-128":
             write_files(complete(found), SETS[name], given.out / "benchmarks" / "results" / name)
-    tables = {
-        name: main_table(complete(found), samples=samples if name == "paper-128" else {})
-        for name, found in results.items()
-        if name != "val-128"
-    }
+    main, clean = results["paper-128"], [results[name] for name in ("clean-128", "clean-128-masks") if name in results]
+    tables = {"paper": main_table(complete(main), against=OWN, samples=samples)}
+    if clean:
+        tables["clean"] = main_table(both_masks(clean), against="sader-s2-rgbn", samples={})
     fill_page(given.out / "docs" / "results.md", tables)
-    main = results["paper-128"]
     quality_figure(complete(main), given.out / "docs" / "images" / "results-quality.jpg")
     folder, items = given.work / "predictions" / "paper-128", SETS["paper-128"].items(given.data, given.limit)
     shown = chosen_items(items, given.pictures) or {items[0].name: items[0]}
@@ -362,11 +369,23 @@ def page(given: argparse.Namespace) -> None:
     if {f"{PAPER}@4+0", OWN} <= stored.keys():
         resampling_figure(shown, stored[f"{PAPER}@4+0"], stored[OWN], beside / "resampling.jpg")
     sections = {"resampling": [n for n in main.methods if parse_name(n).model == PAPER and not parse_name(n).guide]}
-    sections["guides"] = [n for n in main.methods if n == OWN or parse_name(n).guide]
+    tried = {parse_name(n)._replace(guide=None) for n in main.methods if parse_name(n).guide}
+    sections["guides"] = [n for n in main.methods if parse_name(n)._replace(guide=None) in tried]
     tables = {name: plain_table(main, names, first="sampling") for name, names in sections.items() if len(names) > 1}
     if "val-128" in results:
         tables["curve"] = plain_table(results["val-128"], results["val-128"].methods, first="samples")
     fill_page(beside / "README.md", tables)
+
+
+def both_masks(results: Sequence[Results]) -> Results:
+    """Return the results without and with given masks as one table; models with masks get another name."""
+    first, *more = map(complete, results)
+    rows, costs = list(first.rows), dict(first.costs)
+    for other in more:
+        names = {name: name if name in WITH_MASKS else f"{name}{MASKED}" for name in other.methods}
+        rows += [replace(row, method=names[row.method]) for row in other.rows]
+        costs |= {names[name]: cost for name, cost in other.costs.items() if name in names}
+    return Results(rows, costs)
 
 
 def has_rows(chosen: Set, given: argparse.Namespace) -> bool:
@@ -427,7 +446,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     one.set_defaults(run=predict)
     two = commands.add_parser("page", parents=[shared], help="score and write the page")
     two.add_argument("--weights", nargs="*", default=[], metavar="MODEL=FILE", help="weights of models by name")
-    two.add_argument("--pictures", nargs="*", default=[], help="starts of the names of pictured items")
+    two.add_argument("--pictures", nargs="*", default=PICTURES, help="starts of the names of pictured items")
     two.add_argument("--out", type=Path, default=ROOT, help="folder with docs/ and benchmarks/")
     two.set_defaults(run=page)
     given = parser.parse_args(arguments)

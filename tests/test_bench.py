@@ -91,7 +91,7 @@ def test_the_page_of_results_is_made_from_predictions(tmp_path):
     one = {items[0].name: items[0].clear}  # a guide that was tried on some items only
     store_predictions(file.with_name("sader-paper@4+1,mean.npz"), one)
     (out / "docs").mkdir(parents=True)
-    (out / "docs" / "results.md").write_text("before\n<!-- paper-128 -->\nold\n<!-- end -->\nafter\n")
+    (out / "docs" / "results.md").write_text("before\n<!-- paper -->\nold\n<!-- end -->\nafter\n")
     (out / "benchmarks" / "results").mkdir(parents=True)
     (out / "benchmarks" / "results" / "README.md").write_text("<!-- guides -->\n<!-- end -->\n")
     arguments = ["--data", str(tmp_path / "triclear"), "--work", str(tmp_path / "work"), "--out", str(out)]

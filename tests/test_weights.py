@@ -14,6 +14,7 @@ from sader.baselines.classical import get_classical
 from sader.data.synthetic.scene import make_series
 from sader.errors import CheckpointError
 from sader.method.guides import make_guide
+from sader.models import get_preset, model_from_dict
 
 
 @pytest.fixture(scope="module")
@@ -96,3 +97,31 @@ def test_the_shipped_guide_is_trained_and_used(remover):
     assert path is not None
     assert make_guide("mae", bands=4, weights=path).trained
     assert checkpoint.shipped_guide("mae", ("B04", "B03", "B02")) is None
+
+
+PAPER = pytest.mark.skipif("sader-paper" not in checkpoint.shipped(), reason="sader-paper is not in this build")
+
+
+@PAPER
+def test_the_papers_network_samples_as_the_paper_does_from_the_median():
+    path = checkpoint.shipped()["sader-paper"]
+    assert path.stat().st_size <= 60 * 2**20
+    header = checkpoint.read_header(path)
+    config = model_from_dict(header["config"])
+    assert config.default_steps == (4, 1)
+    assert (config.sampling.resampling, config.sampling.guide) == ("paper", "mae")
+    assert config.diffusion.start == "median"
+    assert config.network.bands == BANDS_RGBN
+    assert config.network == get_preset("sen2_mtc_new").replace(network={"bands": BANDS_RGBN, "aux_bands": ()}).network
+    assert header["card"]["samples"] > 200_000
+    assert header["card"]["licence"] == "Apache-2.0"
+    assert "/" not in str(header["card"]["train"]["init"])
+
+
+@PAPER
+def test_the_papers_network_removes_clouds_without_masks():
+    scene = make_series(79, size=(64, 64), dates=3, coverage=(0.5, 0.5, 0.5))
+    image = sader.CloudRemover.from_pretrained("sader-paper")(scene.cloudy)
+    baseline = get_classical("median")(scene.cloudy, cloud_mask=scene.cloud_mask, reference=None)
+    assert np.square(image - scene.clear).mean() < np.square(baseline - scene.clear).mean()
+    assert abs(float((image - scene.clear).mean())) < 0.03  # no veil

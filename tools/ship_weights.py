@@ -1,6 +1,7 @@
 """Put trained weights into the package: set their default steps, complete their card, renew the checksums.
 
 python tools/ship_weights.py runs/b/model.safetensors --name sader-s2-rgbn --steps 1 --card card.json
+python tools/ship_weights.py runs/paper/model.safetensors --name sader-paper --steps 4 --start median
 python tools/ship_weights.py --guide runs/g/guide.safetensors --name sader-guide-rgbn
 """
 
@@ -23,6 +24,7 @@ def main() -> None:
     parser.add_argument("--guide", type=Path, help="guide.safetensors of a guide's run")
     parser.add_argument("--name", required=True, help="name to ship under")
     parser.add_argument("--steps", type=int, default=1, help="default number of sampling steps")
+    parser.add_argument("--start", choices=["zero", "median"], help="start of the sampling; default: the checkpoint's")
     parser.add_argument("--card", type=Path, help="JSON with keys to add to the card (training_data, licence, ...)")
     given = parser.parse_args()
     if given.guide is not None:
@@ -32,7 +34,8 @@ def main() -> None:
     elif given.checkpoint is not None:
         loaded = load_checkpoint(given.checkpoint)
         extra = json.loads(given.card.read_text()) if given.card else {}
-        config = loaded.config.replace(name=given.name, diffusion={"steps": given.steps})
+        sampling = {"steps": given.steps} | ({} if given.start is None else {"start": given.start})
+        config = loaded.config.replace(name=given.name, diffusion=sampling)
         card = loaded.card | extra
         train = card.get("train")
         if isinstance(train, dict) and train.get("init"):  # a path of the training machine means nothing elsewhere

@@ -405,7 +405,7 @@ def describe(name: str, *, dates: int = 3, size: int = 256) -> ModelDescription:
     else:
         assert not isinstance(network, Baseline)
         condition = count_parameters(network.condition_net)
-        diffusion = {key: getattr(config.diffusion, key) for key in ("steps", "sigma_max", "sigma_min")}
+        diffusion = {key: getattr(config.diffusion, key) for key in ("steps", "sigma_max", "sigma_min", "start")}
         sampling = {**diffusion, **asdict(config.sampling)}
     trained = kind == "weights"
     return ModelDescription(
@@ -466,8 +466,9 @@ def _sampling_text(how: dict[str, Any]) -> str:
     resampling = guide = ""
     if how["resample_steps"]:
         resampling, guide = f" + {how['resample_steps']}", f", resampling {how['resampling']}, guide {how['guide']}"
+    start = ", from the median of the dates" if how["start"] == "median" else ""
     steps = f"{how['steps']}{resampling} step{'s' * (how['steps'] != 1)}"
-    return f"{steps}, {how['solver']}{guide}, sigma {how['sigma_max']} to {how['sigma_min']}"
+    return f"{steps}, {how['solver']}{guide}, sigma {how['sigma_max']} to {how['sigma_min']}{start}"
 
 
 def _text(value: Any) -> str:
