@@ -10,7 +10,7 @@ from torch import Tensor
 from sader.data.synthetic.scene import make_place
 from sader.model import composite, matching
 from sader.model.composite import CLASSICAL, CompositeHead, MatchedDates, blend, classical_blend, prepare_dates
-from sader.model.matching import support
+from sader.model.matching import haze_weight, support
 
 SIZE = 64
 ANY = torch.tensor([-1])
@@ -216,6 +216,91 @@ def test_a_strip_of_missed_shadow_beside_nodata_does_not_darken_the_gap(width):
     corner = hidden & (across > 280)
     assert np.abs(made - land[0])[:, corner].mean() < 0.008
     assert 0.96 < made[3, corner].mean() / land[0, 3, corner].mean() < 1.04
+
+
+EDGE = 192
+ROWS, COLUMNS = np.mgrid[:EDGE, :EDGE]
+FROM_CENTRE = np.hypot(ROWS - EDGE / 2, COLUMNS - EDGE / 2)
+
+
+@pytest.fixture(scope="module")
+def land() -> np.ndarray:
+    """Reflectance (3, 4, H, W) of three clear dates of a place."""
+    return make_place(2, size=(EDGE, EDGE), dates=3, bands=("B02", "B03", "B04", "B08")).surface
+
+
+def composed(seen: np.ndarray, hidden: np.ndarray, observed: np.ndarray | None = None) -> np.ndarray:
+    """Return the reflectance (C, H, W) of the classical composite; the first date is the reference."""
+    valid = torch.ones(1, *hidden.shape, dtype=torch.bool) if observed is None else torch.from_numpy(observed)[None]
+    cloud = torch.from_numpy(hidden.astype(np.float32))[None]
+    cloudy = 2 * torch.from_numpy(seen.astype(np.float32))[None] - 1
+    matched = prepare_dates(cloudy, cloud=cloud, observed=valid, reference=FIRST)
+    return (classical_blend(matched, valid)[0].numpy() + 1) / 2
+
+
+@pytest.mark.parametrize("factor", [0.2, 1.6], ids=["dark", "bright"])
+def test_edges_of_footprints_leave_no_line(land, factor):
+    """Two dates meet in a hole of the reference; the last 3 columns of each are damaged.
+
+    Without `without_edges` the error there is 0.06.
+    """
+    seen, observed, hidden = land.copy(), np.ones((3, EDGE, EDGE), bool), np.zeros((3, EDGE, EDGE), bool)
+    hidden[0, 40:150, 50:150] = True
+    seen[0][:, hidden[0]] = 0.6
+    observed[1][:, 96:] = observed[2][:, :90] = False
+    seen[1][..., 93:96] *= factor
+    seen[2][..., 90:93] *= factor
+    seen *= observed[:, None]
+    error = (composed(seen, hidden, observed) - land[0])[:, 50:140].mean(axis=(0, 1))
+    assert np.abs(error[90:96]).max() < np.abs(np.r_[error[80:88], error[98:106]]).max() + 0.002
+
+
+def test_the_only_date_of_an_edge_is_used(land):
+    seen, observed, hidden = land.copy(), np.ones((3, EDGE, EDGE), bool), np.zeros((3, EDGE, EDGE), bool)
+    hidden[0, 40:150, 50:150] = hidden[2] = True
+    seen[0][:, hidden[0]] = 0.6
+    observed[1][:, 96:] = False
+    error = np.abs(composed(seen, hidden, observed) - land[0])[:, 50:140].mean(axis=(0, 1))
+    assert error[93:96].max() < 0.01
+
+
+@pytest.mark.parametrize(("haze", "bound"), [(0.0, 0.003), (0.04, 0.015), (0.08, 0.015)])
+def test_a_ring_of_missed_haze_shifts_the_hole_less_than_the_haze(land, haze, bound):
+    """Haze fades over 16 pixels around a masked cloud; without `haze_weight` the error is 0.025 and 0.033."""
+    seen, hidden = land.copy(), np.zeros((3, EDGE, EDGE), bool)
+    hidden[0] = FROM_CENTRE < 45
+    veil = haze * np.clip((61 - FROM_CENTRE) / 16, 0, 1)
+    seen[0] += veil * np.array([1.0, 0.9, 0.8, 0.5])[:, None, None]
+    seen[0][:, hidden[0]] = 0.6
+    assert np.abs(composed(seen, hidden) - land[0])[:, hidden[0]].mean() < bound
+
+
+def test_haze_is_brighter_in_all_bands_and_encloses_the_hole():
+    clear = torch.ones(1, 64, 64)
+    clear[:, 20:40, 20:40] = 0.0
+    misfit = torch.zeros(1, 4, 64, 64)
+    assert bool((haze_weight(misfit, clear) == 1).all())
+    misfit[:, :3], misfit[:, 3] = 0.05, -0.1  # harvested fields
+    assert bool((haze_weight(misfit, clear) == 1).all())
+    misfit[:, 3] = 0.03
+    found = haze_weight(misfit, clear)
+    assert found[0, 30, 45] < 0.1
+    assert found[0, 2, 62] == 1, "far from the cloud"
+    misfit[:, 3] = 0.0  # a band that is missing
+    assert haze_weight(misfit, clear)[0, 30, 45] < 0.1
+    misfit[..., 24:] = 0.0  # on one side of the hole only
+    assert bool((haze_weight(misfit, clear) == 1).all())
+
+
+def test_a_hole_of_all_dates_has_the_colour_of_the_land_around_it(land):
+    seen, hidden = land.copy(), np.zeros((3, EDGE, EDGE), bool)
+    hidden[:] = FROM_CENTRE < 30
+    seen[:, :, hidden[0]] = 0.6
+    made = composed(seen, hidden)
+    around = (FROM_CENTRE >= 30) & (FROM_CENTRE < 60)
+    filled, expected = made[:, hidden[0]].mean(axis=1), land[0][:, around].mean(axis=1)
+    assert np.abs(filled / expected - 1).max() < 0.15, "grey"
+    assert made[:3, hidden[0]].max() < land[0][:3, around].max(), "clouds came through"
 
 
 def test_support_is_low_in_strips_beside_nodata_alone():

@@ -26,6 +26,7 @@ from sader.model.matching import (
     cell_moments,
     evaluate_whole,
     fit_whole,
+    haze_weight,
     inlier_weight,
     match_dates,
     spread_from_clear,
@@ -99,6 +100,7 @@ def prepare_dates(
         clear = (1 - cloud.float()) * observed
         asked = reference >= 0
         anchor = torch.where(asked, reference.clamp(min=0), clearest_date(cloudy, clear, observed))
+        clear = without_edges(clear, observed, anchor)
         dates = match_dates(cloudy, clear, anchor, observed=observed, already_matched=already_matched)
         rows = torch.arange(anchor.shape[0], device=anchor.device)
         target, target_clear = cloudy[rows, anchor].float(), clear[rows, anchor]
@@ -122,6 +124,22 @@ def prepare_dates(
         anchor=anchor,
         flag=flag,
     )
+
+
+EDGE = 3
+"""Width in pixels of the edge of a footprint, whose values are often mixed with nodata."""
+
+
+def without_edges(clear: Tensor, observed: Tensor, anchor: Tensor) -> Tensor:
+    """Return `clear` (B, T, H, W), 0 at edges of footprints where another date is clear and not at its edge.
+
+    observed: bool (B, T, H, W). The anchor does not change; single missing pixels are no edge of a footprint.
+    """
+    own = is_date(anchor, clear.shape[1])[:, :, None, None]
+    closed = F.max_pool2d(observed.to(clear.dtype), 3, stride=1, padding=1)
+    inside = 1 - F.max_pool2d(1 - closed, 2 * EDGE + 3, stride=1, padding=EDGE + 1)
+    elsewhere = (clear * inside).masked_fill(own, 0.0).amax(dim=1, keepdim=True) > 0.5
+    return torch.where(elsewhere & ~own, clear * inside, clear)
 
 
 def box_mean(x: Tensor, edge: int) -> Tensor:
@@ -268,6 +286,7 @@ def blend(
     squared = residual.detach().square().mean(dim=1, keepdim=True)
     trust = support(own_clear[:, None], matched.at_anchor(available)[:, None])
     safe = safe * inlier_weight(squared, safe, NOISE_VARIANCE, trust=trust)
+    safe = safe * haze_weight(residual.detach(), own_clear)[:, None]
     image = image + carried_inward(residual, safe)
     # The anchor against all others together: their joint evidence is the log-sum of their logits.
     asked = (matched.flag.amax(dim=1) == 1).float()[:, None, None]

@@ -42,6 +42,11 @@ STRIP_SHARE, LAND_SHARE = 0.36, 0.5
 """Clear share of that window up to which a pixel beside nodata belongs to a strip, and from which on it is land."""
 LEAST_SUPPORT = 0.1
 """Factor on the usual squared misfit of strips: their misfits count as outliers ten times earlier."""
+HAZE, HAZE_SEEN = 0.004, 0.006
+"""Excess in all bands, in model units, at which a pixel near hidden ones has a quarter of its weight; and from which on
+it counts as haze. Only where most pixels beside hidden ones are haze does the first apply."""
+HAZE_WINDOW, HAZE_REACH = 5, 20
+"""Edge in pixels of the window of that excess; greatest distance in pixels from a hidden pixel."""
 SMALLEST_PIVOT = 1e-9
 """Rounding may turn the pivot of a nearly singular matrix negative; the ridges above are far larger."""
 MOST_CHANGE = 1.0
@@ -116,6 +121,27 @@ def support(clear: Tensor, observed: Tensor) -> Tensor:
     land, nodata = shares[:, :dates], shares[:, dates:]
     narrow = ((LAND_SHARE - land) / (LAND_SHARE - STRIP_SHARE)).clamp(0, 1)
     return 1 - (1 - LEAST_SUPPORT) * narrow * (10 * nodata).clamp(max=1)
+
+
+def haze_weight(misfit: Tensor, clear: Tensor) -> Tensor:
+    """Return (B, H, W) in (0, 1]: low near hidden pixels where all bands are brighter than predicted.
+
+    Such pixels are haze around a cloud that the mask does not reach. Where haze encloses the holes, its misfit would be
+    carried over all of them. The weights are 1 if less than half of the pixels beside hidden ones are haze. misfit:
+    (B, C, H, W), 0 in missing bands; clear: (B, H, W) in [0, 1].
+    """
+    joined = torch.cat([misfit * clear[:, None], clear[:, None]], dim=1)
+    near = F.avg_pool2d(joined, HAZE_WINDOW, stride=1, padding=HAZE_WINDOW // 2)
+    largest = misfit.abs().amax(dim=(2, 3), keepdim=True)
+    missing = (largest == 0) & (largest.amax(dim=1, keepdim=True) > 0)
+    veil = (near[:, :-1] / near[:, -1:].clamp(min=1e-3)).masked_fill(missing, 1.0).amin(dim=1).clamp(min=0)
+    edge = 2 * HAZE_REACH + 1
+    hidden = F.max_pool2d(1 - clear[:, None], (edge, 1), stride=1, padding=(HAZE_REACH, 0))
+    hidden = F.max_pool2d(hidden, (1, edge), stride=1, padding=(0, HAZE_REACH))[:, 0]
+    rim = F.max_pool2d(1 - clear[:, None], HAZE_WINDOW, stride=1, padding=HAZE_WINDOW // 2)[:, 0] * clear
+    share = (rim * (veil > HAZE_SEEN)).sum(dim=(1, 2), keepdim=True) / rim.sum(dim=(1, 2), keepdim=True).clamp(min=1.0)
+    enclosed = (4 * share - 2).clamp(0, 1)
+    return (1 + enclosed * hidden * (veil / HAZE).square()).pow(-2)
 
 
 def match_dates(
