@@ -347,23 +347,35 @@ def table(source: Source, walks: dict[str, Walk]) -> str:
 
 
 def folder_table(package: Path) -> str:
-    """Return modules (without `__init__`), all lines, docstring lines and blank lines of each folder, as Markdown."""
-    rows = ["| folder | modules | lines | docstrings | blank |", "|---|---|---|---|---|"]
+    """Return modules (without `__init__`) and lines of each folder by kind, as Markdown."""
+    names = ("modules", "lines", "code", "docstrings", "imports", "blank")
+    rows = [f"| folder | {' | '.join(names)} |", "|---" * (1 + len(names)) + "|"]
+    totals = dict.fromkeys(names, 0)
     for folder in sorted({path.parent for path in package.rglob("*.py")}):
-        texts = {path.stem: path.read_text(encoding="utf-8") for path in folder.glob("*.py")}
-        lines = [line for text in texts.values() for line in text.splitlines()]
-        documents = sum(_docstring_lines(text) for text in texts.values())
-        counts = (len(texts.keys() - {"__init__"}), len(lines), documents, sum(not line.strip() for line in lines))
-        rows.append(f"| {folder.relative_to(package).as_posix()} | {' | '.join(map(str, counts))} |")
-    return "\n".join(rows)
+        counts = dict.fromkeys(names, 0)
+        for path in folder.glob("*.py"):
+            for name, count in _kinds_of_lines(path.read_text(encoding="utf-8")).items():
+                counts[name] += count
+            counts["modules"] += path.stem != "__init__"
+        rows.append(f"| {folder.relative_to(package).as_posix()} | {' | '.join(map(str, counts.values()))} |")
+        totals = {name: totals[name] + counts[name] for name in names}
+    return "\n".join([*rows, f"| **all** | {' | '.join(map(str, totals.values()))} |"])
 
 
-def _docstring_lines(text: str) -> int:
-    """Return the lines of strings that stand alone, blank ones left out."""
-    nodes = [node.value for node in ast.walk(ast.parse(text)) if isinstance(node, ast.Expr)]
-    strings = [node for node in nodes if isinstance(node, ast.Constant) and isinstance(node.value, str)]
-    found = {number for node in strings for number in range(node.lineno, (node.end_lineno or node.lineno) + 1)}
-    return sum(bool(line.strip()) for number, line in enumerate(text.splitlines(), start=1) if number in found)
+def _kinds_of_lines(text: str) -> dict[str, int]:
+    """Return the lines of a module; a docstring is any string that stands alone, comments count as code."""
+    tree = ast.parse(text)
+    full = {number for number, line in enumerate(text.splitlines(), start=1) if line.strip()}
+
+    def lines_of(nodes: Iterator[ast.stmt]) -> int:
+        return len({number for node in nodes for number in range(node.lineno, (node.end_lineno or 0) + 1)} & full)
+
+    alone = (node for node in ast.walk(tree) if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant))
+    documents = lines_of(node for node in alone if isinstance(node.value.value, str))
+    imports = lines_of(node for node in ast.walk(tree) if isinstance(node, ast.Import | ast.ImportFrom))
+    total = len(text.splitlines())
+    kinds = {"lines": total, "code": len(full) - documents - imports, "docstrings": documents, "imports": imports}
+    return {**kinds, "blank": total - len(full)}
 
 
 def main() -> None:

@@ -39,7 +39,7 @@ class Acceleration:
     """Settings of `AcceleratedTile`."""
 
     dtype: torch.dtype = torch.float32
-    """Type of the convolutions. Results in float16 that overflow are computed again in float32."""
+    """Type of the convolutions. Results in float16 that overflow are computed again in float32 (`predict_windows`)."""
     exact_masks: bool = False
     """Whether masks are refined by the float32 network. The mask network computes in float32 in any case."""
     capture: bool = False
@@ -147,11 +147,8 @@ class AcceleratedTile:
         device = inputs.cloudy.device
         with self._lock if device.type == "cuda" else nullcontext():
             output = self._attempted(inputs, noises, steps, resamplings)
-            finite = output.images.isfinite().all() if self.settings.dtype == torch.float16 else None
             if device.type == "cuda" and torch.cuda.current_stream(device) != torch.cuda.default_stream(device):
                 torch.cuda.current_stream(device).synchronize()  # another stream may use the buffers next
-        if finite is not None and not bool(finite):  # float16 ends at 65504
-            return self.plain(inputs, noises, steps=steps, resamplings=resamplings)
         return output
 
     def _attempted(self, inputs: TileInputs, noises: Sequence[NoiseOf], steps: int, resamplings: int) -> TileOutput:

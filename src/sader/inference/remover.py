@@ -171,8 +171,8 @@ class CloudRemover:
         if not isinstance(self.model, Denoiser) and (size := self.model.config.fixed_size) is not None:
             self.options = replace(self.options, tile=size, overlap=min(self.options.overlap, size // 2))
         mask_network(self.device)  # loaded once, before the first tile
-        self._plain = self._make_tile(self.model) if isinstance(self.model, Denoiser) else None
-        """The tile of SADER's networks in float32."""
+        self.plain_tile = self._make_tile(self.model) if isinstance(self.model, Denoiser) else None
+        """The tile of SADER's networks in float32; None for baselines."""
 
     @classmethod
     def from_pretrained(cls, name_or_path: str | Path = DEFAULT_MODEL, **kwargs: Any) -> CloudRemover:
@@ -482,7 +482,7 @@ class CloudRemover:
     @computed_once
     def _masks(self) -> TileMasks:
         """The masks of tiles in float32."""
-        return TileMasks(self.bands, None, self._mask_settings) if self._plain is None else self._plain.masks
+        return TileMasks(self.bands, None, self._mask_settings) if self.plain_tile is None else self.plain_tile.masks
 
     def _make_tile(self, model: Denoiser) -> SaderTile:
         assert isinstance(self.config, ModelConfig)
@@ -501,7 +501,7 @@ class CloudRemover:
         backend = self.options.backend
         if backend == "onnx" and self.device.type != "cpu":
             raise ConfigError(f"backend onnx computes on the CPU, but the device is {self.device}. Use device='cpu'.")
-        if self._plain is None:
+        if self.plain_tile is None:
             if backend == "onnx":
                 raise ConfigError(f"backend onnx runs SADER's own networks, not {self.config.name}. Use backend torch.")
             assert not isinstance(self.model, Denoiser)
@@ -510,12 +510,12 @@ class CloudRemover:
             from sader.inference.accelerate import AcceleratedTile, Acceleration
 
             settings = Acceleration.for_device(self.device, composite=self.matches_dates, compile=self.options.compile)
-            return AcceleratedTile(self._plain, settings)
+            return AcceleratedTile(self.plain_tile, settings)
         if backend == "onnx":
             from sader.inference.onnx import OnnxTile
 
-            return OnnxTile(self._plain, self.config.name)
-        return self._plain
+            return OnnxTile(self.plain_tile, self.config.name)
+        return self.plain_tile
 
     @computed_once
     def _guide(self) -> Guide | None:

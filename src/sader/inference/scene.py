@@ -237,13 +237,16 @@ def predict_windows(
     while todo:
         group = [decoded for _, decoded in todo[:batch]]
         try:
-            # Nothing before `raw_tiles` waits for a GPU, so that the next batch is queued while one is computed.
+            # Nothing inside a turn waits for a GPU, so that the next batch is queued while one is computed.
             given = TileInputs.joined([_inputs(plan, remover, one) for one in group])
             inputs, noises = remover.prepare(
                 given, [one.window for one in group], steps=steps, seed=plan.seed, samples=plan.samples
             )
             with remover.turn:
                 output = remover.tile(inputs, noises, steps=steps, resamplings=resamplings)
+            if remover.plain_tile not in (None, remover.tile) and not bool(output.images.isfinite().all()):
+                with remover.turn:  # float16 ends at 65504
+                    output = remover.plain_tile(inputs, noises, steps=steps, resamplings=resamplings)
             raw = remover.raw_tiles(output, inputs, given.size)
         except torch.OutOfMemoryError as error:
             batch = _smaller_batch(plan, len(group), error)
