@@ -282,6 +282,18 @@ def test_mask_may_be_zeros_and_ones(small):
         )
 
 
+@pytest.mark.parametrize("options", [{}, {"tile": 16, "overlap": 8}])
+def test_a_wholly_hidden_reference_does_not_lead(small, options):
+    cloudy, hidden = scene(), masks()
+    hidden[0] = True
+    remover = small.with_options(**options)
+    result = remover.predict(cloudy, reference=0, cloud_mask=hidden, seed=2)
+    new = remover.predict(cloudy, reference=None, cloud_mask=hidden, seed=2)
+    np.testing.assert_array_equal(result.clear, new.clear)
+    hidden[0, :4] = False
+    assert not np.array_equal(remover.predict(cloudy, reference=0, cloud_mask=hidden, seed=2).clear, new.clear)
+
+
 def test_papers_network_follows_the_reference_when_its_mask_is_given(paper):
     cloudy, cloud = scene(bands=3), masks()
     result = paper.predict(cloudy, cloud_mask=[None, cloud[1], None], reference=1, steps=1)

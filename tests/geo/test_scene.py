@@ -166,6 +166,14 @@ def test_a_single_pixel_that_no_date_shows_is_not_worth_a_note(tmp_path, dates, 
     assert not any("no date shows" in text for text in said)
 
 
+def test_a_wholly_hidden_reference_is_reported(tmp_path, dates, tiny, write_date):
+    paths, _, masks = dates
+    everything = write_date(tmp_path / "all.tif", np.ones((1, 70, 90), np.uint8), bands=None, nodata=None)
+    stack, said = stack_of(paths, tiny, mask=[everything, *masks[1:]]), []
+    clear_scene(stack, tiny, tmp_path / "a.tif", SceneOptions(reference=0), notice=said.append)
+    assert any(text.startswith("clouds hide all of S2_2022-03-10.tif") for text in said), said
+
+
 def test_pixels_that_no_date_shows_are_reported_and_can_be_left_out(tmp_path, dates, tiny, write_date):
     paths, _, masks = dates
     mask = np.zeros((1, 70, 90), np.uint8)

@@ -90,6 +90,15 @@ def test_the_files_are_read_once(tmp_path, folder, tiny, monkeypatch):
     assert len(reads) == 2 * once  # as often for three dates as for one
 
 
+def test_a_long_series_is_told_about_nearest(tmp_path, folder, command, monkeypatch):
+    monkeypatch.setattr("sader.geo.series.MANY_DATES", 2)
+    status, _, err = command("series", folder, "-o", tmp_path / "all")
+    assert status == 0, err
+    assert "--nearest 6" in err
+    status, _, err = command("series", folder, "-o", tmp_path / "near", "--nearest", 1)
+    assert "--nearest" not in err
+
+
 def test_nearest_takes_the_dates_next_in_time(tmp_path, folder, command):
     status, _, err = command("series", folder, "-o", tmp_path / "out", "--nearest", 1)
     assert status == 0, err

@@ -68,7 +68,7 @@ def series(
         str, option("Folder of GeoTIFFs to write, or NAME.zarr; with --scenes also s3://...", None, "--out", "-o")
     ] = "series",
     nearest: Annotated[
-        int | None, option("Clean each date with this many dates nearest in time; default: all dates.", None, min=1)
+        int | None, option("Clean each date with so many dates nearest in time, such as 6; default: all.", None, min=1)
     ] = None,
     as_json: AsJson = False,
     animation: Annotated[Path | None, option("GIF of all dates, before and after.", WRITING)] = None,

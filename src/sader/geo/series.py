@@ -50,6 +50,9 @@ from sader.inference.remover import CloudRemover
 from sader.inference.scene import Overview
 from sader.inference.tiling import Notice, Progress, plan_windows
 
+MANY_DATES = 12
+"""A series of more dates is recommended to be cleaned with the nearest ones."""
+
 
 @dataclass(frozen=True)
 class SeriesReport:
@@ -212,6 +215,12 @@ class Series:
         if self.is_zarr and options.source_date and self.nearest is not None:
             raise ConfigError(
                 "--source-date with --nearest counts other dates on each date; expected a folder as output."
+            )
+        count = len(self.stack.sources)
+        if self.nearest is None and count > MANY_DATES:
+            notify(
+                f"each of {count} dates is cleaned with all others. --nearest 6 takes the six nearest in time: this is "
+                "faster, and where the ground changes over the year the result is closer to the day."
             )
         series = replace(self, options=options)
         jobs = series.jobs()

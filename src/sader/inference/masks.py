@@ -41,6 +41,8 @@ SURE, AROUND = 0.05, 4
 second number of pixels."""
 LEAST_SEEN = 0.15
 """Share of clear pixels that the reference date needs in a tile for the other dates to be matched to it there."""
+HARDLY_SEEN = 0.01
+"""The same for the whole scene: with fewer clear pixels the other dates would be matched to its clouds."""
 
 
 @cache
@@ -161,15 +163,16 @@ def grown(x: Tensor, radius: int) -> Tensor:
     return F.max_pool2d(tall, (1, edge), stride=1, padding=(0, radius))
 
 
-def leading_date(reference: Tensor, cloud: Tensor, valid: Tensor, *, threshold: float) -> tuple[Tensor, Tensor]:
+def leading_date(
+    reference: Tensor, cloud: Tensor, valid: Tensor, *, threshold: float, least: float
+) -> tuple[Tensor, Tensor]:
     """Return the date (B,) that the others are matched to in each tile, and the pixels it shows where it is replaced.
 
-    The reference date leads, except in tiles where it shows less than `LEAST_SEEN` clearly: there -1 selects the
-    clearest date, which the scene match has brought to the reference's radiometry. The second result is bool
-    (B, H, W), False throughout in tiles led by the reference date.
+    The reference date leads, except in tiles where it shows less than the share `least` clearly: there -1 selects the
+    clearest date. The second result is bool (B, H, W), False throughout in tiles led by the reference date.
     """
     rows = torch.arange(reference.shape[0], device=reference.device)
     date = reference.clamp(min=0)
     clear = (cloud[rows, date] < threshold) & valid[rows, date]
-    hidden = (reference >= 0) & (clear.float().mean(dim=(-2, -1)) < LEAST_SEEN)
+    hidden = (reference >= 0) & (clear.float().mean(dim=(-2, -1)) < least)
     return torch.where(hidden, -1, reference), clear & hidden[:, None, None]

@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from sader.errors import ConfigError, DataError
+from sader.inference.masks import HARDLY_SEEN
 from sader.inference.tiling import Window
 from sader.inference.values import HIGHEST, LOWEST, to_device
 from sader.model.blocks import full_precision, to_model_range
@@ -187,6 +188,10 @@ class Overview:
         clear = (self.valid & ~(self.cloud >= threshold)).any(axis=0)
         return float((seen & ~clear).sum() / max(seen.sum(), 1))
 
+    def shows_nothing(self, date: int) -> bool:
+        """Return whether clouds hide (nearly) all of a date, so that no other date can be matched to it."""
+        return bool(self.clear_share[date] < HARDLY_SEEN)
+
     def match(self, remover: CloudRemover, reference: int | None, shape: tuple[int, int]) -> SceneMatch | None:
         """Return the maps that bring all dates to one radiometry.
 
@@ -195,6 +200,8 @@ class Overview:
         alone = max(shape) <= remover.tile_size or len(self.cloudy) == 1 or not remover.matches_dates
         if alone or not self.valid.any():
             return None
+        if reference is not None and self.shows_nothing(reference):
+            reference = None
         with intra_op_threads(1):
             return SceneMatch.fit(
                 self.cloudy.clip(LOWEST, HIGHEST),

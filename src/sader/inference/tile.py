@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from sader.inference.inputs import TileInputs
-from sader.inference.masks import MaskSettings, TileMasks, leading_date
+from sader.inference.masks import HARDLY_SEEN, LEAST_SEEN, MaskSettings, TileMasks, leading_date
 from sader.inference.noise import NoiseOf
 from sader.inference.scene_match import feather
 from sader.method.diffusion import Denoiser, Solver, sample
@@ -110,13 +110,15 @@ class SaderTile(nn.Module):
 
         No branch depends on the value of a tensor, so that it can be captured as a CUDA graph and exported.
         """
-        settings, denoiser = self.settings, self.denoiser
+        settings, denoiser, threshold = self.settings, self.denoiser, self.settings.masks.threshold
         cloudy = to_model_range(inputs.cloudy)
         cloud = inputs.cloud if inputs.known_masks else self.masks(inputs)
         reference, shown = inputs.reference, None
         if inputs.change is not None:
             cloudy = cloudy + 2 * inputs.change  # the model's range is twice as wide as reflectance
-            reference, shown = leading_date(reference, cloud, inputs.valid, threshold=settings.masks.threshold)
+            reference, shown = leading_date(reference, cloud, inputs.valid, threshold=threshold, least=LEAST_SEEN)
+        elif self.network.config.matches_dates:
+            reference, _ = leading_date(reference, cloud, inputs.valid, threshold=threshold, least=HARDLY_SEEN)
         condition = self.condition(
             cloudy,
             aux=None if inputs.aux is None else to_model_range(inputs.aux),

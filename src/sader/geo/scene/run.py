@@ -311,6 +311,11 @@ def _start_rows(scene: Scene, work: WorkFolder, notice: Notice, opened: OpenScen
             f"clouds hide {1 - HARDLY_CLEAR:.0%} or more of every date, so the whole result is an estimate. If the "
             "images look clear, check their scale and offset (--scale, --offset), or give masks (--mask)."
         )
+    elif opened is None and reference is not None and overview.shows_nothing(reference):
+        notice(
+            f"clouds hide all of {stack.sources[reference].name}: the result shows the ground as the other dates do, "
+            "in the radiometry of the clearest of them."
+        )
     elif (
         remover.options.min_count == 0
         and (unseen := overview.unseen_share(remover.options.cloud_threshold)) > WORTH_A_NOTE
