@@ -357,6 +357,7 @@ def test_one_scene_is_not_written_to_object_storage(tmp_path, monkeypatch, out):
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.slow
 def test_a_series_on_object_storage(tmp_path, scenes, run, bucket, monkeypatch):
     monkeypatch.chdir(tmp_path)
     report = run(scenes, f"s3://{bucket}/clean", series=True)

@@ -234,7 +234,13 @@ DAMAGES = {
 }
 
 
-@pytest.mark.parametrize("damage", DAMAGES)
+OTHERS = ("rows cut", "blend empty", "blend a pickle", "state a list", "negative strips")
+"""Damages that are found by the same checks as one before them."""
+
+
+@pytest.mark.parametrize(
+    "damage", [pytest.param(name, marks=pytest.mark.slow if name in OTHERS else ()) for name in DAMAGES]
+)
 def test_damaged_work_files_are_made_again(tmp_path, shared, tiny, damage):
     out, work = stopped(tmp_path, shared)
     DAMAGES[damage](work)

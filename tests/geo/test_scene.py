@@ -224,7 +224,7 @@ def test_own_masks_may_be_made_stricter_or_wider(tmp_path, dates, tiny):
     stack = stack_of(paths, tiny)  # no masks given: the model finds the clouds itself
 
     def rebuilt(name: str, **more: Any) -> int:
-        options = SceneOptions(reference=0, provenance=True, **more)
+        options = SceneOptions(reference=0, provenance=True, tile=96, **more)
         return clear_scene(stack, tiny, tmp_path / f"{name}.tif", options, notice=quiet).pixels["reconstructed"]
 
     usual = rebuilt("usual", cloud_threshold=0.5, mask_growth=1)
