@@ -215,11 +215,16 @@ class RowFiles:
         plan: ScenePlan,
         threshold: float,
         own: Sequence[ValueCoding] = (),
+        *,
+        overviews: bool = True,
     ) -> None:
-        """own: codings of the reference date where its stored numbers are copied (`FinishedRows.encoded`)."""
+        """own: codings of the reference date where its stored numbers are copied (`FinishedRows.encoded`).
+
+        overviews: compute those of a COG with the rows.
+        """
         self.work, self.plan, self.threshold = work, plan, threshold
         self.files = [RowFile(work.file(f"{layer.name}.rows"), layer, grid) for layer in layers]
-        self._own = own
+        self._own, self._overviews = own, overviews
         self._top, self._parts = 0, list[tuple[int, dict[str, NDArray[Any]]]]()
 
     @property
@@ -277,7 +282,8 @@ class RowFiles:
             for file in self.files:
                 lines = np.concatenate([layers[file.layer.name] for _, layers in self._parts], axis=2)
                 sums[file.layer.name] = file.write(self._top, lines.swapaxes(0, 1))
-                file.extend_overviews(self._top + lines.shape[1])
+                if self._overviews:
+                    file.extend_overviews(self._top + lines.shape[1])
         codes = np.concatenate([layers["provenance"].ravel() for _, layers in self._parts])
         found = np.bincount(codes, minlength=len(PROVENANCE))
         counts = {name: int(found[code]) for name, code in PROVENANCE.items()}

@@ -214,7 +214,16 @@ def clear_scene(
                             unfinished=work.unfinished(),
                             progress=progress,
                         )
-                report, files = _report(scene, work, rows.plan, rows.overview), rows.sink.files
+                report = scene_report(
+                    work,
+                    rows.plan,
+                    rows.overview,
+                    scene.remover,
+                    scene.options,
+                    names=[source.name for source in stack.sources],
+                    beside=[path for name, path in scene.outputs.items() if name != "result"],
+                )
+                files = rows.sink.files
                 del rows  # frees the blocks that were read
         except SaderError as error:
             if work.fresh or not _resumable(error, scene):
@@ -235,21 +244,21 @@ def prepared(stack: GeoStack, remover: CloudRemover, options: SceneOptions, targ
     for source in stack.sources:
         if os.path.realpath(target) in {os.path.realpath(path) for path in source.paths}:
             raise OutputError(f"{target} is one of the inputs ({source.name}). Choose another name for the output.")
+    return Scene(stack, *checked(remover, options), target)
+
+
+def checked(remover: CloudRemover, options: SceneOptions) -> tuple[CloudRemover, SceneOptions]:
+    """Return the remover and the options as a scene takes them; refuse what the remover cannot do."""
     remover = scene_remover(remover, options)
     if options.samples is None and remover.states_error:
         options = replace(options, samples=1)
     remover.check_numbers(options.steps, options.sample_count, options.seed)
-    check_layers(options, remover)
-    return Scene(stack, remover, options, target)
-
-
-def check_layers(options: SceneOptions, remover: CloudRemover) -> None:
-    """Refuse a layer that the remover cannot provide."""
     if options.source_date and not remover.states_source:
         raise ConfigError(
             f"source_date needs a model that weights its dates, and not backend onnx; this is {remover.config.name} "
             f"with backend {remover.options.backend}. Use {DEFAULT_MODEL} with backend torch."
         )
+    return remover, options
 
 
 def scene_remover(remover: CloudRemover, options: SceneOptions) -> CloudRemover:
@@ -337,22 +346,31 @@ def _start_rows(scene: Scene, work: WorkFolder, notice: Notice, opened: OpenScen
     return _Rows(plan, source, sink, overview)
 
 
-def _report(scene: Scene, work: WorkFolder, plan: ScenePlan, overview: Overview) -> SceneReport:
-    stack, options, reference = scene.stack, scene.options, plan.reference
-    beside = (str(path) for name, path in scene.outputs.items() if name != "result")
+def scene_report(
+    work: WorkFolder,
+    plan: ScenePlan,
+    overview: Overview,
+    remover: CloudRemover,
+    options: SceneOptions,
+    *,
+    names: Sequence[str],
+    beside: Sequence[Path] = (),
+) -> SceneReport:
+    """Return the report of finished rows. names: of the dates; beside: files that are written beside the output."""
+    steps = remover.check_numbers(options.steps, options.sample_count, options.seed)
     return SceneReport(
-        output=str(scene.target),
-        files=(str(scene.target), *beside),
-        reference=None if reference is None else stack.sources[reference].name,
-        reference_index=reference,
-        dates=tuple(source.name for source in stack.sources),
-        bands=stack.bands,
-        size=stack.grid.shape,
+        output=str(work.output),
+        files=(str(work.output), *map(str, beside)),
+        reference=None if plan.reference is None else names[plan.reference],
+        reference_index=plan.reference,
+        dates=tuple(names),
+        bands=plan.bands,
+        size=plan.shape,
         tiles=len(plan.windows),
         pixels=work.pixels,
         clear_share=tuple(round(float(share), 4) for share in overview.clear_share),
-        model=options.model_name or scene.remover.config.name,
-        steps=_steps_text(scene),
+        model=options.model_name or remover.config.name,
+        steps="+".join(map(str, steps)).removesuffix("+0"),
         seed=options.seed,
         samples=options.sample_count,
         seconds=0.0,
@@ -377,12 +395,6 @@ def choose_reference(options: SceneOptions, stack: GeoStack, overview: Overview,
 def _coding(stack: GeoStack, reference: int | None) -> Any:
     """Return the coding of the result: that of the reference date, or of the first."""
     return stack.sources[reference or 0].coding
-
-
-def _steps_text(scene: Scene) -> str:
-    options = scene.options
-    numbers = scene.remover.check_numbers(options.steps, options.sample_count, options.seed)
-    return "+".join(str(number) for number in numbers).removesuffix("+0")
 
 
 # ------------------------------------------------------------------------------------------------ publication

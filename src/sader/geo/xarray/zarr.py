@@ -28,13 +28,13 @@ from sader.geo.read.raster import open_raster
 from sader.geo.scene.cog import IDENTITY, Layer, RowFile, writing
 from sader.geo.scene.options import CODES, MASKS, SPREAD, SceneOptions
 from sader.geo.scene.resume import CHUNKS, RowFiles, WorkFolder, job_digest, sampled_hash
-from sader.geo.scene.run import SceneReport, check_layers, job_facts, resumable, scene_remover
+from sader.geo.scene.run import SceneReport, checked, job_facts, resumable, scene_report
 from sader.geo.stack import GeoStack
 from sader.geo.xarray.cluster import cluster_executor
 from sader.geo.xarray.cube import Cube, check_counts, cube_scene, mask_data, open_cube, result_array, source_flags
 from sader.geo.xarray.lazy import PLANES, cube_plan, plane_array
 from sader.inference.scene import ScenePlan, SceneWindow, local_executor, run_rows
-from sader.inference.scene_match import check_reference, decimation, find_reference
+from sader.inference.scene_match import Overview, check_reference, decimation, find_reference
 from sader.inference.tiling import Notice, Progress, Window
 from sader.inference.values import REFLECTANCE, ValueCoding, decode_array, fill_value
 
@@ -107,19 +107,15 @@ def clear_zarr(
     address: of a dask scheduler (`cluster.connect`); None = threads of this process.
     progress: called with (tiles done, tiles in all); notice: called with messages for the user.
     """
-    options = options or SceneOptions()
     started, messages = time.perf_counter(), list[str]()
 
     def notify(text: str) -> None:
         messages.append(text)
         (notice or (lambda text: warnings.warn(text, stacklevel=3)))(text)
 
+    options = options or SceneOptions()
     target = check_zarr_output(out, overwrite=options.overwrite)
-    remover = scene_remover(remover, options)
-    if options.samples is None and remover.states_error:
-        options = replace(options, samples=1)
-    numbers = remover.check_numbers(options.steps, options.sample_count, options.seed)
-    check_layers(options, remover)
+    remover, options = checked(remover, options)
     array, masks = read_zarr(path, variable=variable, mask=mask)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
@@ -140,32 +136,16 @@ def clear_zarr(
         if work.note:
             notify(work.note)
         try:
-            plan, shares = _planned(source, remover, options, notify, path)
+            plan, overview = _planned(source, remover, options, path)
             grid = Grid("", IDENTITY, plan.shape[1], plan.shape[0])
             own = () if plan.reference is None else plan.codings[plan.reference]
-            rows = RowFiles(work, layers, grid, plan, remover.options.cloud_threshold, own)
+            rows = RowFiles(work, layers, grid, plan, remover.options.cloud_threshold, own, overviews=False)
             _compute(rows, source, remover, options, address, progress)
         except SaderError as error:
             if work.fresh or not isinstance(error, OutputError | ClusterError):
                 work.remove()
             raise
-        report = SceneReport(
-            output=str(target),
-            files=(str(target),),
-            reference=None if plan.reference is None else cube.names[plan.reference],
-            reference_index=plan.reference,
-            dates=tuple(cube.names),
-            bands=cube.bands,
-            size=plan.shape,
-            tiles=len(plan.windows),
-            pixels=work.pixels,
-            clear_share=shares,
-            model=options.model_name or remover.config.name,
-            steps="+".join(map(str, numbers)).removesuffix("+0"),
-            seed=options.seed,
-            samples=options.sample_count,
-            seconds=0.0,
-        )
+        report = scene_report(work, plan, overview, remover, options, names=cube.names)
         with writing(target):
             publish_store(_write_store(rows, cube, target, report), target)
         work.remove()
@@ -200,9 +180,9 @@ def _compute(
 
 
 def _planned(
-    source: CubeScene, remover: CloudRemover, options: SceneOptions, notice: Notice, path: str | Path
-) -> tuple[ScenePlan, tuple[float, ...]]:
-    """Return the plan and the clear share of each date, from the overview."""
+    source: CubeScene, remover: CloudRemover, options: SceneOptions, path: str | Path
+) -> tuple[ScenePlan, Overview]:
+    """Return the plan and the overview."""
     cube = source.cube
     overview = cube_scene(cube, *source.part(decimation(*source.shape))).as_overview(remover)
     if not overview.valid.any() and not _any_valid(source):
@@ -216,7 +196,7 @@ def _planned(
     clouds = plan.clouds if every else () if date is None else (date,)
     spread = plan.spread and (options.uncertainty or remover.options.max_uncertainty is not None)
     plan = replace(plan, reference=date, match=match, clouds=clouds, spread=spread, sources=options.source_date)
-    return plan, tuple(round(float(share), 4) for share in overview.clear_share)
+    return plan, overview
 
 
 def _any_valid(source: CubeScene) -> bool:
