@@ -109,7 +109,9 @@ def test_command_line_with_a_shape(tmp_path, dates, tiny_file, capsys):
     assert run("twenty.tif", "--bbox", box, "--grid", "EPSG:32632/20") == 0
     assert read(tmp_path / "twenty.tif")[0].shape[1] == pytest.approx(read(tmp_path / "box.tif")[0].shape[1] / 2, abs=1)
     assert run("far.tif", "--bbox", "0,0,1,1") == 2
-    assert "no date touches the area 0,0,1,1" in capsys.readouterr().err
+    err = capsys.readouterr().err
+    assert "no date touches the area 0,0,1,1" in err
+    assert "covers 10." in err, "in degrees, as the area is given"
 
 
 def test_shapes_in_other_systems(tmp_path):

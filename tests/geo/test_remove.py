@@ -458,7 +458,7 @@ def test_a_read_only_folder(tmp_path, remove, write_date):
             ["--tile", "32", "--overlap", "20"],
             "ConfigError: overlap 20 with tile 32; expected 0 <= overlap <= tile / 2.",
         ),
-        (["--dates", "2022-03-01"], "ConfigError: --dates without a STAC API to choose from: give its address with"),
+        (["--dates", "spring"], "ConfigError: dates are 'spring'; expected days such as 2022-03-01/2022-05-31."),
         (["--collection", "sentinel-2-l2a"], "ConfigError: --collection without a STAC API to choose from"),
         (["--grid", "EPSG:32632/0"], "ConfigError: --grid EPSG:32632/0: pixels of 0 units. Expected a known code such"),
         (["", "--count"], "DataError: an input is empty; name a GeoTIFF"),

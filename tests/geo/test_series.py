@@ -99,6 +99,17 @@ def test_a_long_series_is_told_about_nearest(tmp_path, folder, command, monkeypa
     assert "--nearest" not in err
 
 
+def test_dates_select_files_by_their_day(tmp_path, folder, command):
+    masks = tmp_path / "masks"
+    period = f"{min(DAYS)}/{sorted(DAYS)[1]}"
+    status, _, err = command("series", folder, "-o", tmp_path / "out", "--mask", masks, "--dates", period)
+    assert status == 0, err
+    assert sorted(path.stem for path in (tmp_path / "out").glob("*.tif")) == sorted(DAYS)[:2]
+    status, _, err = command("remove", folder, "-o", tmp_path / "c.tif", "--dates", "1999-01-01/1999-12-31")
+    assert status == 2
+    assert f"they go from {min(DAYS)} to {max(DAYS)}" in err
+
+
 def test_nearest_takes_the_dates_next_in_time(tmp_path, folder, command):
     status, _, err = command("series", folder, "-o", tmp_path / "out", "--nearest", 1)
     assert status == 0, err

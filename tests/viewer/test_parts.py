@@ -181,3 +181,4 @@ def test_messages_for_clients_have_no_words_of_the_command_line(files):
 def test_options_become_inputs_of_that_name():
     assert for_clients("Give --offset none or --offset -1000.") == "Give offset none or offset -1000."
     assert for_clients("a--b, 1 -- 2") == "a--b, 1 -- 2"
+    assert for_clients("filled. --min-count 1 writes nodata instead, --count shows where.") == "filled."

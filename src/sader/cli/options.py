@@ -68,7 +68,7 @@ def reading_options(
     stac: Annotated[str | None, option("STAC API to search instead of files.", READING)] = None,
     bbox: Annotated[str | None, option("Area: west,south,east,north in degrees.", READING)] = None,
     aoi: Annotated[str | None, option("Area: the box around the shapes of a GeoJSON file.", READING)] = None,
-    dates: Annotated[str | None, option("2022-03-01/2022-05-31, with --stac.", READING)] = None,
+    dates: Annotated[str | None, option("Period: 2022-03-01/2022-05-31.", READING)] = None,
     collection: Annotated[str | None, option("STAC collection; default sentinel-2-l2a.", READING)] = None,
 ) -> None:
     """Options of the commands that read scenes: what is read, and where from."""

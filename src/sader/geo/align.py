@@ -17,10 +17,13 @@ from numpy.typing import NDArray
 
 from sader.config import NetworkConfig
 from sader.errors import BandError, ConfigError, DataError, require
-from sader.geo.grid import Box, Grid, area_window
+from sader.geo.grid import Box, Grid, area_window, in_degrees, parse_dates
 from sader.geo.read.raster import crs_text, grid_of, opened, reading
 from sader.geo.stack import DateSource, GeoStack, WrappedSource
 from sader.inference.tiling import Notice, Window
+
+LESS_RELIABLE = "the model works without, less reliably."
+"""End of the note about missing bands."""
 
 
 def build_stack(
@@ -125,8 +128,23 @@ def cropped(sources: Sequence[DateSource], box: Box, notice: Notice) -> list[Dat
         west, south, east, north = box
         raise DataError(
             f"no date touches the area {west:g},{south:g},{east:g},{north:g} (west,south,east,north in degrees); "
-            f"{sources[0].name} covers {_box(sources[0].grid)}. Check the order of the numbers."
+            f"{sources[0].name} covers {in_degrees(sources[0].grid)}. Check the order of the numbers."
         )
+    return found
+
+
+def in_period(sources: Sequence[DateSource], dates: str) -> list[DateSource]:
+    """Return the sources of the days in a period such as 2022-03-01/2022-05-31, both ends included."""
+    first, _, last = parse_dates(dates).partition("/")
+    days = {source.name: None if source.date is None else f"{source.date:%Y-%m-%d}" for source in sources}
+    if unknown := next((name for name, day in days.items() if day is None), None):
+        raise ConfigError(
+            f"--dates needs the date of every input; that of {unknown} is unknown. Name the files instead."
+        )
+    found = [source for source in sources if first[:10] <= str(days[source.name]) <= (last or first)[:10]]
+    if not found:
+        ends = sorted(str(day) for day in days.values())
+        raise DataError(f"none of {len(sources)} dates lies in {dates}; they go from {ends[0]} to {ends[-1]}.")
     return found
 
 
@@ -149,7 +167,7 @@ def common_bands(
     if missing:
         unasked = [band for band in missing if bands is not None and band not in bands and band in first.bands]
         where = "left out by --bands" if missing == unasked else "missing in the files"
-        notify(f"{', '.join(missing)} {_be(missing)} {where}; the model works without, less reliably.")
+        notify(f"{', '.join(missing)} {_be(missing)} {where}; {LESS_RELIABLE}")
     unknown = [band for band in offered if band not in network.bands and band not in network.aux_bands]
     if unknown:
         notify(f"the model has no {_few(unknown)}: left out of the result, which has {', '.join(chosen)}.")

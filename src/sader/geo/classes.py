@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 from sader._version import __version__
 from sader.errors import ConfigError, OutputError
 from sader.files import replace as move
+from sader.geo.align import LESS_RELIABLE
 from sader.geo.read.masks import CLASSES_TAG
 from sader.geo.remove import ALL_BANDS_MODEL, Loader, RemoveRequest, load_remover, open_files, open_request
 from sader.geo.scene.cog import Layer, RowFile, make_cog, writing
@@ -93,6 +94,8 @@ def run_mask(
     messages: list[str] = []
 
     def notify(text: str) -> None:
+        if text.endswith(LESS_RELIABLE):
+            return  # of the other network: masks of four bands are as good as those of thirteen
         messages.append(text)
         if notice is not None:
             notice(text)

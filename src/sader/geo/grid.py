@@ -188,6 +188,12 @@ def parse_dates(dates: str | Sequence[str | datetime]) -> str:
     return "/".join(texts)
 
 
+def in_degrees(grid: Grid) -> str:
+    """Return the box around a grid as a user would give it: west,south,east,north in degrees."""
+    bounds = require("rasterio.warp", extra="geo", purpose="placing a scene").transform_bounds
+    return ",".join(f"{value:.6g}" for value in bounds(grid.crs, "EPSG:4326", *grid.bounds))
+
+
 def crop_grid(grid: Grid, bbox: Sequence[float]) -> Grid:
     """Return the pixels of `grid`, continued beyond its edge where needed, that cover a bbox in degrees."""
     bounds = require("rasterio.warp", extra="geo", purpose="placing a bbox").transform_bounds

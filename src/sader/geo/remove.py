@@ -15,7 +15,7 @@ import torch
 from sader.bands import BANDS_13, BANDS_RGBN, parse_bands
 from sader.checkpoint import HUB_FILE
 from sader.errors import ConfigError, DataError, OutputError, did_you_mean
-from sader.geo.align import build_stack, cropped, find_grid
+from sader.geo.align import build_stack, cropped, find_grid, in_period
 from sader.geo.grid import Box, Grid, area_window, parse_area
 from sader.geo.offset import check_source
 from sader.geo.read.arrays import LoadFunction, source_from
@@ -274,7 +274,7 @@ def _remove_zarr(request: RemoveRequest, load: Loader, progress: Progress | None
             "a Zarr store holds all dates of a place: give one, and at most one --mask (a variable of it)."
         )
     asked = {"--bands": request.bands, "--grid": request.grid, "--scale": request.scale, "--preview": request.preview,
-             "--report": request.report, "--bbox": request.bbox, "--aoi": request.aoi,
+             "--report": request.report, "--bbox": request.bbox, "--aoi": request.aoi, "--dates": request.dates,
              "--mask-values": request.mask_values, "--aux": request.aux or None,
              "--save-masks": request.options.save_masks or None}  # fmt: skip
     unused = [name for name, value in asked.items() if value is not None]
@@ -308,15 +308,15 @@ def find_sources(request: RemoveRequest, notify: Notice) -> list[DateSource]:
     """Return the dates of a request: files, folders, products, or a search."""
     area = request.area
     if request.stac is None:
-        asked = {"--dates": request.dates, "--collection": request.collection}
-        if named := [name for name, value in asked.items() if value is not None]:
-            raise ConfigError(f"{' and '.join(named)} without a STAC API to choose from: give its address with --stac.")
+        if request.collection is not None:
+            raise ConfigError("--collection without a STAC API to choose from: give its address with --stac.")
         found = open_sources(
             request.inputs, bands=request.bands, offset=request.offset, scale=request.scale, notice=notify
         )
         found = with_radar(found, request.aux) if request.aux else found
         found = found if area is None else cropped(found, area, notify)
-        return with_masks(found, _mask(request), values=request.mask_values, notice=notify)
+        found = with_masks(found, _mask(request), values=request.mask_values, notice=notify)
+        return found if request.dates is None else in_period(found, request.dates)
     if request.aux:
         raise ConfigError("--aux names radar for files that are given; it cannot be used with --stac.")
     if request.inputs:

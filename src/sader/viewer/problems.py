@@ -115,6 +115,7 @@ REWORDED = (
     (r"mark them: rio edit-info --nodata 0 FILE", "set the nodata value of the file to 0"),
     (r" \(rio edit-info --transform\)", ""),
     (r"run the same command again: it continues from there", "start the job again"),
+    (r" --min-count 1 writes nodata instead, --count shows where\.", ""),
     (r"from the same command and inputs", "from the same settings and inputs"),
     (r"(?<![\w-])--(?=[a-z])", ""),
 )

@@ -47,7 +47,7 @@ from sader.figures.picture import (
     true_colour,
 )
 from sader.files import write_atomically
-from sader.geo.grid import Grid
+from sader.geo.grid import Grid, in_degrees
 from sader.geo.read.raster import open_raster, reading
 from sader.geo.scene.options import PROVENANCE_LEGEND
 from sader.geo.scene.run import SceneReport
@@ -402,7 +402,8 @@ def _pixel_at(text: str, stack: GeoStack) -> Window:
         scale = a * e - b * d
         col, row = (e * (x - c) - b * (y - f)) / scale, (a * (y - f) - d * (x - c)) / scale
     if not (0 <= col < grid.width and 0 <= row < grid.height):
-        raise ConfigError(f"the point {text} lies outside the scene; expected longitude,latitude in degrees inside it.")
+        box = f"{in_degrees(grid)} (west,south,east,north)" if grid.crs else f"0,0,{grid.width},{grid.height} (pixels)"
+        raise ConfigError(f"the point {text} lies outside the scene; expected longitude,latitude within {box}.")
     return Window(int(row), int(col), 1, 1)
 
 
