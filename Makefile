@@ -11,7 +11,7 @@ ARGS ?=
 
 # Processes that run the tests side by side; 0 runs them in one process (for a debugger).
 # One more than there are cores: some tests wait for processes and disks.
-WORKERS ?= $(shell expr $$(nproc 2>/dev/null || echo 2) + 1)
+WORKERS ?= $(shell expr $$(nproc 2>/dev/null || getconf _NPROCESSORS_ONLN || echo 2) + 1)
 
 .DELETE_ON_ERROR:
 .PHONY: help install demo serve qgis docs test test-all lint format bench constraints audit clean distclean

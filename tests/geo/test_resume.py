@@ -202,6 +202,19 @@ def stopped(tmp_path: Any, shared: Any) -> tuple[Any, Any]:
     return tmp_path / "o" / "c.tif", tmp_path / "o" / ".c.tif.sader"
 
 
+def test_overviews_of_a_stopped_run_are_those_of_a_whole_one(tmp_path, write_date, land, tiny):
+    files = [write_date(tmp_path / f"S2_2022-0{n + 3}-10.tif", land(n, size=(600, 40))) for n in range(2)]
+    stack, options = stack_of(files, tiny), SceneOptions(reference=0, tile=96)
+    clear_scene(stack, tiny, tmp_path / "whole.tif", options, notice=quiet)
+    with pytest.raises(KeyboardInterrupt):
+        clear_scene(stack, tiny, tmp_path / "c.tif", options, progress=stop_after(5), notice=quiet)
+    assert list((tmp_path / ".c.tif.sader").glob("result-half.rows"))
+    clear_scene(stack, tiny, tmp_path / "c.tif", options, notice=quiet)
+    with rasterio.open(tmp_path / "whole.tif") as dataset:
+        assert dataset.overviews(1) == [2]
+    assert (tmp_path / "c.tif").read_bytes() == (tmp_path / "whole.tif").read_bytes()
+
+
 def flip(path: Any, at: int = 100) -> None:
     content = bytearray(path.read_bytes())
     content[at] ^= 255
