@@ -64,7 +64,7 @@ MASKED = " (true masks)"
 """End of the name of a row whose model is given the true masks, where a table has both."""
 PICTURED = ("masked_median (rules)", "local_ridge_blend (rules)", "sader-s2-rgbn", f"{PAPER}@4+0", OWN)
 
-PICTURES = ("rondonia_20LMR/east_rows816", "oscd/bordeaux", "bigearthnet/p110")
+PICTURES = ("sen12mscr/ROIs1970_fall_85", "oscd/bordeaux", "bigearthnet/p110")
 """Starts of the names of the items in the pictures; the first item of each is drawn."""
 
 
@@ -299,8 +299,8 @@ def quality_figure(results: Results, file: Path) -> None:
 
 def pictures_figure(items: Mapping[str, Item], methods: Mapping[str, Method], results: Results, file: Path) -> None:
     """Draw dates, target, results and errors of some items."""
-    images = {label_of(name): [method(item) for item in items.values()] for name, method in methods.items()}
-    scores = {(row.item, label_of(row.method)): row.scores["psnr"] for row in results.rows if row.method in methods}
+    images = {title_of(name): [method(item) for item in items.values()] for name, method in methods.items()}
+    scores = {(row.item, title_of(row.method)): row.scores["psnr"] for row in results.rows if row.method in methods}
     examples = [replace(example_of(item), name=name) for name, item in items.items()]
     save_picture(draw_gallery(examples, images, title="TriClear test/paper-128, no masks given", scores=scores), file)
 

@@ -65,7 +65,9 @@ def test_archives_hold_the_package_and_its_files(built):
         for path in package.rglob("*")
         if path.is_file() and "__pycache__" not in path.parts
     }
-    with zipfile.ZipFile(next(built.glob("*.whl"))) as wheel:
+    wheel_file = next(built.glob("*.whl"))
+    assert wheel_file.stat().st_size < 100_000_000  # the limit of the package index
+    with zipfile.ZipFile(wheel_file) as wheel:
         names = set(wheel.namelist())
     assert wanted <= names
     assert {name.split("/")[0].partition("-")[0] for name in names} == {"sader"}

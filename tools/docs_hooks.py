@@ -17,7 +17,12 @@ from typing import Any
 ROOT = Path(__file__).parents[1]
 INCLUDE = re.compile(r"^<!-- include: (\S+) -->$", re.M)
 LINK = re.compile(r"(!?)\[([^\]]*)\]\(([^)\s#]+)(#[^)\s]*)?\)")
-PAGES = {"MODELS.md": "models.md", "benchmarks/RESULTS.md": "results.md", "CHANGELOG.md": "changelog.md"}
+PAGES = {
+    "MODELS.md": "models.md",
+    "benchmarks/RESULTS.md": "measurements.md",
+    "docs/results.md": "results.md",
+    "CHANGELOG.md": "changelog.md",
+}
 
 
 def on_files(files: Any, /, *, config: Any) -> Any:
