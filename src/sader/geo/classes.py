@@ -151,7 +151,13 @@ def write_classes(
         try:
             scene = StackScene(stack)
             read_overview(stack, remover, scene)  # refuses what is not reflectance
-            rows = [_row_files(work, number, stack) for number in range(len(targets))]
+            rows = [
+                [
+                    RowFile(work.file(f"{one.name}-{number}.rows"), one, stack.grid)
+                    for one in (CLASS_LAYER, PERCENT_LAYER)
+                ]
+                for number in range(len(targets))
+            ]
             with writing(targets[0]):
                 counts = _write_rows(scene, remover, rows, progress)
                 cogs = []
@@ -271,15 +277,8 @@ def _check_outputs(stack: GeoStack, targets: Sequence[Path], collection: Path | 
             raise OutputError(f"{path} exists. Use --overwrite to replace it, or choose another name.")
 
 
-def _row_files(work: WorkFolder, number: int, stack: GeoStack) -> tuple[RowFile, RowFile]:
-    first, second = (
-        RowFile(work.file(f"{layer.name}-{number}.rows"), layer, stack.grid) for layer in (CLASS_LAYER, PERCENT_LAYER)
-    )
-    return first, second
-
-
 def _write_rows(
-    scene: StackScene, remover: CloudRemover, rows: Sequence[tuple[RowFile, RowFile]], progress: Progress | None
+    scene: StackScene, remover: CloudRemover, rows: Sequence[Sequence[RowFile]], progress: Progress | None
 ) -> NDArray[np.int64]:
     """Write classes and percentages into the files of rows; return the pixels (T, 6) of each class."""
     for file in (one for pair in rows for one in pair):

@@ -13,7 +13,7 @@ import os
 import re
 import shlex
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -118,11 +118,7 @@ def _in_catalogue(path: Path) -> list[SceneInputs]:
     scenes: dict[str, list[dict[str, Any]]] = {}
     for item, base in load_items(path):
         scenes.setdefault(_place(item), []).append(_as_json(item, base))
-    return [SceneInputs(name, items=_collection(items)) for name, items in scenes.items()]
-
-
-def _collection(items: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    return {"type": "FeatureCollection", "features": list(items)}
+    return [SceneInputs(name, items={"type": "FeatureCollection", "features": items}) for name, items in scenes.items()]
 
 
 def _place(item: pystac.Item) -> str:
