@@ -22,7 +22,7 @@ def pack(
     sources: Annotated[list[str], typer.Argument(help="Folders or tars; KIND:PATH to name the layout "
                                                       "(places, dated, sen12mscr, eurosat, eurosatms, folder).")],
     out: Annotated[Path, typer.Option("--out", "-o", help="Folder for the shards.")],
-    bands: Annotated[str, typer.Option(help="Bands to keep: rgbn, msi, or names B02,B03,...")] = "rgbn",
+    bands: Annotated[str, typer.Option(help="Bands to keep: rgbn (B02 B03 B04 B08), msi, or B02,B03,...")] = "rgbn",
     level: Annotated[str | None, typer.Option(help="Processing level of the scenes: L1C or L2A.")] = None,
     step: Annotated[int, typer.Option(help="Counts between stored values, 1 to 64; reflectance 1 is 10000.")] = 4,
     split: Annotated[str, typer.Option(help="all (folders train and val), train, val, or none; with --dataset "

@@ -52,7 +52,9 @@ def takes(*groups: Callable[..., None]) -> Callable[[Callable[..., None]], Calla
 def reading_options(
     inputs: Annotated[
         list[str] | None,
-        typer.Argument(help="GeoTIFFs, folders, .SAFE products or STAC items of one place, or one Zarr store."),
+        typer.Argument(
+            help="GeoTIFFs, folders, Sentinel-2, Landsat or HLS products, STAC items of one place, or one Zarr store."
+        ),
     ] = None,
     overwrite: Annotated[bool, option("Replace existing outputs.", None, "--overwrite")] = False,
     bands: Annotated[
@@ -173,7 +175,7 @@ def batch_options(
         option("Scenes instead of inputs: a list (one a line), a folder of folders, or a STAC catalogue.", MANY),
     ] = None,
     workers: Annotated[
-        int | None, option("Processes on this machine, one scene each; default 1. --dask: a cluster.", MANY, min=1)
+        int | None, option("Processes on this machine, one scene each; default 1. For a cluster: --dask.", MANY, min=1)
     ] = None,
     retries: Annotated[int, option("Further attempts after an error that may pass.", MANY, min=0)] = 2,
     price: Annotated[

@@ -32,7 +32,7 @@ LOG_EVERY = 60.0
 app = typer.Typer()
 
 
-@app.command()
+@app.command(epilog="Example: sader remove S2_2022-*.tif -o clear.tif --reference 2022-05-13 --preview preview.png")
 @takes(reading_options, tile_options, run_options, batch_options)
 def remove(
     out: Annotated[
@@ -61,7 +61,7 @@ def remove(
     _print(done, as_json, print_report)
 
 
-@app.command()
+@app.command(epilog="Example: sader series 2022/ -o clean --nearest 6 --animation clean.gif --point 7.71,46.02")
 @takes(reading_options, tile_options, run_options, batch_options)
 def series(
     out: Annotated[
@@ -93,7 +93,7 @@ def series(
     _print(done, as_json, print_series)
 
 
-@app.command()
+@app.command(epilog="Example: sader mask S2_2022-*.tif -o masks")
 @takes(reading_options)
 def mask(
     out: Annotated[Path, option("Folder of masks to write, or for one image a GeoTIFF.", None, "--out", "-o")] = Path(
