@@ -349,10 +349,13 @@ def test_few_places_leave_one_for_validation(tmp_path: Path, capsys: pytest.Capt
     ]  # fmt: skip
     add("b")
     assert pack() == {"train": ["b"]}
-    assert "there is no validation: it needs two places" in capsys.readouterr().err
+    assert "there is no labelled validation: it needs two places" in capsys.readouterr().err
     add("a", labelled=False)
     add("c")
     assert pack() == {"train": ["a", "c"], "val": ["b"]}
+    assert "b was taken and is not trained on" in " ".join(capsys.readouterr().err.split())
+    add("place22", labelled=False)
+    assert pack() == {"train": ["a", "c"], "val": ["b", "place22"]}
     assert "b was taken and is not trained on" in " ".join(capsys.readouterr().err.split())
     add("place22")
     assert pack() == {"train": ["a", "b", "c"], "val": ["place22"]}

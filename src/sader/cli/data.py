@@ -83,14 +83,14 @@ def pack(
         typer.echo(f"{out / name}: {done.records} series in {len(done.files)} shards, {done.size / 2**20:.2f} MiB")
         if done.moved is not None:
             typer.echo(
-                f"note: no place fell to validation, where about one in ten goes; {done.moved} was taken and is not "
-                "trained on.",
+                f"note: no labelled place fell to validation, where about one in ten goes; {done.moved} was taken "
+                "and is not trained on.",
                 err=True,
             )
-    if split == "all" and "val" not in packed:
+    if split == "all" and ("val" not in packed or not packed["val"].truth):
         typer.echo(
-            "note: there is no validation: it needs two places or more, one of them with labels of clear pixels "
-            "(NAME_label.tif, NAME_scl.tif, ... or --clear).",
+            "note: there is no labelled validation: it needs two places or more, one of them with labels of clear "
+            "pixels (NAME_label.tif, NAME_scl.tif, ... or --clear).",
             err=True,
         )
 

@@ -378,6 +378,8 @@ class PackedSplit:
     size: int
     moved: str | None = None
     """Group that validates only because no other does."""
+    truth: bool = True
+    """Whether a series has labels of clear pixels, without which nothing can be scored."""
 
 
 def pack_sources(
@@ -399,7 +401,7 @@ def pack_sources(
 
     A source is a path, or KIND:PATH with a kind of `READERS`. `split` "all" writes both, "train" or "val" one of them,
     "none" writes all records into `out` itself. `level` overrides the level of places, dated and folder sources.
-    With "all", where no group falls to validation, the first one with clear pixels does, if others are left to train.
+    With "all", where no group with clear pixels falls to validation, the first one does, if others are left to train.
     """
     if split not in ("all", "train", "val", "none"):
         raise ConfigError(f"unknown split {split}{did_you_mean(split, ('all', 'train', 'val', 'none'))}")
@@ -409,6 +411,7 @@ def pack_sources(
     packed: dict[str, PackedSplit] = {}
     groups: set[tuple[int, str]] = set()
     spare: tuple[int, str] | None = None
+    validates = False
     for number, source in enumerate(sources):
         kind, path = _parse(source)
         options: dict[str, Any] = {"bands": bands}
@@ -429,6 +432,7 @@ def pack_sources(
             if split == "all" and side == "train" and spare is None and group not in groups and _has_truth(record):
                 spare = group
             groups.add(group)
+            validates = validates or (side == "val" and _has_truth(record))
             name = f"{number:02d}-{record.source}"
             if group == spare:
                 where, name = SPARE, f"{name}-{SPARE}"
@@ -447,7 +451,9 @@ def pack_sources(
     if not packed:
         raise DataError(f"nothing of {', '.join(map(str, sources))} belongs to split {split}. Try --split none.")
     if spare is not None:
-        _assign_spare(packed, Path(out), spare[1])
+        _assign_spare(packed, Path(out), spare[1], validates)
+    if "val" in packed and not validates:
+        packed["val"] = replace(packed["val"], truth=packed["val"].moved is not None)
     return packed
 
 
@@ -455,15 +461,17 @@ def _has_truth(record: SeriesRecord) -> bool:
     return record.labels is not None and bool((record.labels == CLEAR).any())
 
 
-def _assign_spare(packed: dict[str, PackedSplit], out: Path, group: str) -> None:
+def _assign_spare(packed: dict[str, PackedSplit], out: Path, group: str, validates: bool) -> None:
     """Count the shards of the spare group to training, or move them to validation where no other group validates."""
     spare = packed.pop(SPARE)
-    if "val" not in packed and "train" in packed:
+    if not validates and "train" in packed:
         files = tuple(out / "val" / file.name for file in spare.files)
         files[0].parent.mkdir(exist_ok=True)
         for old, new in zip(spare.files, files, strict=True):
             old.replace(new)
-        packed["val"] = replace(spare, files=files, moved=group)
+        before = packed.get("val", PackedSplit((), 0, 0))
+        files = (*before.files, *files)
+        packed["val"] = PackedSplit(files, before.records + spare.records, before.size + spare.size, moved=group)
         return
     for file in spare.files:  # an earlier run with fewer places may have moved them
         (out / "val" / file.name).unlink(missing_ok=True)

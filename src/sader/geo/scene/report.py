@@ -85,9 +85,7 @@ def write_preview(path: str | Path, stack: GeoStack, report: SceneReport) -> Pat
 
     panels = []
     for index, date in enumerate(dates):
-        caption = f"{_day(stack.sources[index])}, {report.clear_share[index]:.0%} clear"
-        own = index == report.reference_index
-        panels.append(Panel(shown(date), caption + (" (cleaned)" if own else ""), own))
+        panels.append(Panel(shown(date), _caption(stack, report, index), index == report.reference_index))
     panels.append(Panel(shown(result), "result"))
     stem = Path(report.output).stem
     files = {Path(file).stem.removeprefix(stem + "_"): file for file in report.files}
@@ -170,13 +168,21 @@ def _dates(stack: GeoStack, report: SceneReport, overview: Overview, result: NDA
         known = source.read_mask(grid.whole, grid=grid) is not None
         rows.append((source.name, _day(stack.sources[index]), clear, "given" if known else "the model's own"))
         if index < MOST_DATES:
-            caption = f"{_day(stack.sources[index])}, {clear}" + (" (cleaned)" if own else "")
+            caption = _caption(stack, report, index)
             hidden = (np.nan_to_num(overview.cloud[index]) >= HIDDEN_FROM) & overview.valid[index]
             figures.append(Figure(_colour(_date(overview, index), stack, overview, result), caption, hidden, own))
     left_out = len(stack.sources) - MOST_DATES
     more = paragraph(f"{left_out} more dates are not shown.") if left_out > 0 else ""
-    note = "Masks are those of the overview; the result uses masks at full size."
+    note = "Masks are those of the overview. The date that was cleaned is masked at full size, and more cautiously."
     return gallery(figures) + more + paragraph(note) + table(rows, head=("input", "date", "clear", "mask"))
+
+
+def _caption(stack: GeoStack, report: SceneReport, index: int) -> str:
+    """Return the day of a date and how much of it is clear, for the cleaned date how much was kept."""
+    day = _day(stack.sources[index])
+    if index != report.reference_index:
+        return f"{day}, {report.clear_share[index]:.0%} clear"
+    return f"{day}, {report.pixels.get('observed', 0) / max(1, sum(report.pixels.values())):.0%} kept (cleaned)"
 
 
 def _provenance(report: SceneReport, codes: NDArray[Any]) -> str:
