@@ -282,6 +282,13 @@ def test_mask_may_be_zeros_and_ones(small):
         )
 
 
+def test_bands_may_have_common_names(small):
+    cloudy = scene()[:, [2, 1, 0, 3]]
+    named = small.predict(cloudy, reference=0, bands=("B04", "B03", "B02", "B08"))
+    common = small.predict(cloudy, reference=0, bands=("red", "green", "blue", "nir"))
+    np.testing.assert_array_equal(common.clear, named.clear)
+
+
 @pytest.mark.parametrize("options", [{}, {"tile": 16, "overlap": 8}])
 def test_a_wholly_hidden_reference_does_not_lead(small, options):
     cloudy, hidden = scene(), masks()

@@ -14,6 +14,7 @@ import torch
 from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
 
+from sader.bands import canonical
 from sader.config import NetworkConfig
 from sader.errors import BandError, ConfigError, ShapeError, ValueRangeError
 from sader.inference.tiling import Window
@@ -197,6 +198,7 @@ def _band_positions(network: NetworkConfig, count: int, bands: Sequence[str] | N
         return tuple(range(count))
     if len(bands) != count:
         raise BandError(f"bands names {len(bands)} ({', '.join(bands)}) but cloudy has {count}; give one name each.")
+    bands = [band if band in wanted else canonical(band) or band for band in bands]
     unknown = [band for band in bands if band not in wanted]
     if unknown or len(set(bands)) != len(bands):
         raise BandError(

@@ -295,7 +295,7 @@ class CloudRemover:
         aux: (T, A, H, W), or (A, H, W) for all dates: auxiliary bands in [0, 1] of a model that takes them, such as
         near infrared or radar (`sader.data.radar.scale_sar` scales decibels).
         valid: bool (T, H, W), False for nodata. NaN is refused unless it is marked here.
-        bands: names of the C bands, if they are not the model's own in the model's order.
+        bands: names of the C bands (B02 or blue), if they are not the model's own in the model's order.
         steps: 4, or "4+1" for four steps with one resampling each (the paper); None = the checkpoint's own.
         samples: number of results with different noise to average; their standard deviation is part of
             `Removal.spread`.
