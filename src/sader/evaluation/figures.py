@@ -215,7 +215,9 @@ def _plot(
     low, high = math.log10(min(positive)) - 0.5, math.log10(max(positive)) + 0.2
     values = [p.quality for p in points]
     span = max(max(values) - min(values), 0.5)
-    bottom_value, top_value = min(values) - 0.12 * span, max(values) + 0.12 * span
+    step = next(s for s in (0.1, 0.2, 0.5, 1, 2, 5, 10, span) if s >= span / 5)
+    bottom_value = step * math.floor((min(values) - 0.05 * span) / step)
+    top_value = step * math.ceil((max(values) + 0.05 * span) / step)
 
     def place(point: Point) -> tuple[float, float]:
         value = max(getattr(point, cost), 0.0)
@@ -228,11 +230,10 @@ def _plot(
         x = left + (math.log10(tick) - low) / (high - low) * (right - left)
         draw.line((x, top, x, bottom - 34), fill=_GREY)
         draw.text((x - 8, bottom - 32), f"{tick:g}", fill=INK, font=small)
-    for k in range(5):
-        value = bottom_value + (top_value - bottom_value) * k / 4
-        y = bottom - 34 - (bottom - 34 - top) * k / 4
+    for value in np.arange(bottom_value, top_value + step / 2, step):
+        y = bottom - 34 - (value - bottom_value) / (top_value - bottom_value) * (bottom - 34 - top)
         draw.line((left, y, right, y), fill=_GREY)
-        draw.text((left - 46, y - 7), f"{value:.2f}", fill=INK, font=small)
+        draw.text((left - 34, y - 7), f"{value:.3g}", fill=INK, font=small)
     hollow = cost == "gmacs" and any(point.published for point in points)
     note = "left edge: none" + ("; hollow: of one forward, published" if hollow else "")
     draw.text((left, bottom - 16), f"{label} ({note})", fill=INK, font=small)
