@@ -40,6 +40,7 @@ def main() -> None:
         train = card.get("train")
         if isinstance(train, dict) and train.get("init"):  # a path of the training machine means nothing elsewhere
             card["train"] = train | {"init": Path(train["init"]).name}
+            card["parent"] = str(card.get("parent", "")).rpartition("/")[2]
         target = WEIGHTS_DIR / f"{given.name}.safetensors"
         save_checkpoint(target, loaded.model, config, card=card, dtype=torch.float16)
     else:

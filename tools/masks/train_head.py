@@ -1,0 +1,150 @@
+"""Train the cloud head and the mask refinement of `sader-s2-rgbn` beside the mask network.
+
+    python tools/masks/train_head.py RUN SHARDS --init WEIGHTS --seconds 90 [--set KEY=VALUE]
+
+The masks of the other dates are those of the mask network, as in tiles; the rest of the network does not change. Beside
+the batches of `sader train`, some series show a reference date among mostly hidden ones, lakes, bright ground and
+changed fields. Clouds that hardly change a pixel count as clear. In the shipped weights the refinement's score of clear
+was afterwards lowered by ln(0.58 / 0.42), so that a probability of 0.42 hides a pixel.
+"""
+
+from __future__ import annotations
+
+import argparse
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from sader.data.bank import SeriesMaker
+from sader.data.batch import CLEAR, SHADOW, THIN, UNKNOWN, keyed_generator
+from sader.data.clouds import Draws, Grid
+from sader.data.plan import Plan
+from sader.training import run
+
+AMONG_CLOUDS = 0.25
+"""Share of the series whose other dates are mostly hidden; half of them have a reference date without clouds."""
+LAKES, BRIGHT, FIELDS = 0.10, 0.12, 0.15
+"""Shares of the series with lakes or bright ground on all dates, and with fields that changed on single dates."""
+SLIGHT, WEAK = 0.008, 0.02
+"""Thin cloud and shadow that change reflectance by less than the first number count as clear, by less than the second
+as unknown."""
+WATER_COLOUR = (0.050, 0.045, 0.030, 0.014)
+HARVEST = (0.6, 0.6, 1.0, -0.6)
+"""B02, B03, B04, B08: relative change where vegetation is lost."""
+SETTINGS = (
+    "train.seed=4", "train.steps=50000", "train.batch_size=40", "train.dates=4", "train.crop=192",
+    "train.muon_lr=1.1e-3", "train.adam_lr=3e-4", "train.weight_decay=0.1", "train.clip=2", "train.ema_decay=0.996",
+    "train.checkpoint_every=100000", "train.validate_every=0", "train.panels=0",
+    "objective.masks_only=true", "objective.mask_network=true", "objective.own_mask=0.75",
+    "data.maker.tasks=[0.66, 0.0, 0.34]", "data.maker.extra_clouds=0.4", "data.maker.heavy=0.08",
+    "data.maker.jitter=0.15", "data.maker.mixed=0.4", "data.maker.mixing=0.3",
+    "data.maker.real_sources={cloudsen12: 0.40, oscd: 0.20, california: 0.08, bark: 0.07, bio: 0.05, belgium: 0.07,"
+    " sen12mscr: 0.08, fig: 0.02, rondonia: 0.10}",
+    "data.maker.single_sources={oscd: 0.28, ben: 0.25, california: 0.08, bark: 0.08, fig: 0.05, bio: 0.06,"
+    " cloudsen12: 0.09, sen12mscr: 0.08, rondonia: 0.06}",
+)  # fmt: skip
+
+
+class Maker(SeriesMaker):
+    """Batches with clear reference dates among clouds, and ground that resembles cloud or shadow."""
+
+    def plan(self, step: int, batch_size: int, dates: int, crop: int) -> Plan:
+        plan = super().plan(step, batch_size, dates, crop)
+        rng = keyed_generator(self.seed, step, 11)
+        chosen = (rng.random(batch_size) < AMONG_CLOUDS) & (plan.reference >= 0)
+        bare = chosen & (rng.random(batch_size) < 0.5)
+        bare_slots = (np.arange(batch_size) * dates + plan.reference)[bare]
+        pasted = ~np.isin(plan.paste_slot, bare_slots)
+        names = ("paste_slot", "paste_frame", "paste_y", "paste_x", "paste_symmetry", "paste_side")
+        simulated = ~np.isin(plan.cloud_slot, bare_slots)
+        cover = dict(zip(plan.cloud_slot[simulated].tolist(), plan.coverage[simulated].tolist(), strict=True))
+        slots = (np.arange(batch_size)[:, None] * dates + np.arange(dates)[None])[chosen]
+        slots = slots[plan.present[chosen] & (np.arange(dates)[None] != plan.reference[chosen][:, None])]
+        for slot, amount in zip(slots.tolist(), rng.uniform(0.5, 1.0, len(slots)).tolist(), strict=True):
+            cover[slot] = max(cover.get(slot, 0.0), amount)
+        return replace(
+            plan,
+            **{name: getattr(plan, name)[pasted] for name in names},
+            cloud_slot=np.array(sorted(cover), np.int64),
+            coverage=np.array([cover[slot] for slot in sorted(cover)], np.float32),
+        )
+
+    def _recoloured(self, images: Tensor, present: Tensor, t: int, generator: torch.Generator) -> Tensor:
+        """Lay lakes and bright ground into all dates of some series, and draw fields for `_clouded`."""
+        images = super()._recoloured(images, present, t, generator)
+        (b, c), (h, w), device = present.shape, images.shape[-2:], images.device
+
+        def uniform(*shape: int) -> Tensor:
+            return torch.rand(*shape, generator=generator, device=device)
+
+        def normal(*shape: int) -> Tensor:
+            return torch.randn(*shape, generator=generator, device=device)
+
+        target = images[b * t :]
+        dates = torch.cat([images[: b * t].view(b, t, c, h, w), target[:, None]], dim=1)
+        mean = target.mean((-2, -1), keepdim=True)[:, None].clamp(min=0.01)
+        # Not where a date shows something else than the target, such as a cloud of its own.
+        same = (dates - target[:, None]).abs().amax(2, keepdim=True) < 0.12
+        same = same & (dates > 0).any(2, keepdim=True) & (target > 0).any(1)[:, None, None]
+        draw = Draws(b, generator, device)
+        grid = Grid(h, w, draw)
+        field = grid.noise(draw.uniform(1.6, 2.4), draw.uniform(30.0, 200.0))
+        lake = (field > (0.7 + 0.9 * uniform(b, 1, 1))) & (uniform(b, 1, 1) < LAKES)
+        colour = torch.tensor(WATER_COLOUR, device=device)[:c] * torch.exp(0.4 * normal(b, c))
+        level = (colour[:, None] * torch.exp(0.12 * normal(b, t + 1, c)))[..., None, None]
+        dates = torch.where(lake[:, None, None] & same, level * (dates / mean).clamp(0.5, 2.0) ** 0.15, dates)
+
+        spots = grid.noise(draw.uniform(1.2, 2.2), draw.uniform(6.0, 120.0))
+        bright = (spots > (0.6 + 1.2 * uniform(b, 1, 1))) & (uniform(b, 1, 1) < BRIGHT)
+        white = (0.22 + 0.5 * uniform(b, 1)) * torch.exp(0.15 * normal(b, c))
+        white = white[:, None] * torch.exp(0.06 * normal(b, t + 1, 1) + 0.03 * normal(b, t + 1, c))
+        share = (0.5 + 0.5 * uniform(b, 1, 1, 1, 1)) * (bright[:, None, None] & same)
+        dates = torch.lerp(dates, white[..., None, None] * (0.8 + 0.2 * (dates / mean).clamp(0.3, 2.0)), share)
+
+        # Fields are cells of a turned grid; vegetation lost or gained moves red and near infrared against each other.
+        angle = 3.2 * uniform(b, 1, 1)
+        y, x = torch.arange(h, device=device).float()[None, :, None], torch.arange(w, device=device).float()[None, None]
+        size = 8 + 40 * uniform(b, 2, 1, 1)
+        row = torch.floor((x * angle.cos() + y * angle.sin()) / size[:, 0])
+        column = torch.floor((y * angle.cos() - x * angle.sin()) / size[:, 1])
+        kind = torch.frac(torch.sin(row * 12.9898 + column * 78.233 + 100 * uniform(b, 1, 1)) * 43758.5453).abs()
+        changed = (kind[:, None] - uniform(b, t + 1, 1, 1)).abs() < 0.12
+        changed &= (uniform(b, 1, 1, 1) < FIELDS) & (uniform(b, t + 1, 1, 1) < 0.6)
+        lost = 0.15 + 0.35 * uniform(b, t + 1, 1)
+        sign = torch.where(uniform(b, t + 1, 1) < 0.65, 1.0, -1.0)
+        pattern = torch.tensor(HARVEST, device=device)[:c] * torch.exp(0.3 * normal(b, t + 1, c))
+        self._fields = changed[:, :t, None], torch.exp(sign * lost * pattern)[:, :t, :, None, None]
+        return torch.cat([dates[:, :t].flatten(0, 1), dates[:, t]])
+
+    def _clouded(
+        self, cloudy: Tensor, labels: Tensor, valid: Tensor, plan: Plan, generator: torch.Generator
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Change the fields of clear ground, add clouds, and correct the labels of those that hardly change a pixel."""
+        changed, gain = self._fields
+        before = torch.where((labels == CLEAR)[:, :, None] & changed, (cloudy * gain).clamp(0, 1), cloudy)
+        after, found, covered = super()._clouded(before, labels, valid, plan, generator)
+        change = (after - before).abs().amax(dim=2)
+        weak = covered & (found >= THIN) & (found <= SHADOW)
+        found = torch.where(weak & (change < WEAK), UNKNOWN, found)
+        found = torch.where(weak & (change < SLIGHT) & (labels == CLEAR), CLEAR, found)
+        return after, found.to(labels.dtype), covered
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("run", type=Path)
+    parser.add_argument("shards", nargs="+")
+    parser.add_argument("--init", required=True, help="weights to start from")
+    parser.add_argument("--seconds", type=float, default=90.0)
+    parser.add_argument("--set", action="append", default=[], help="a changed key, such as train.batch_size=8")
+    given = parser.parse_args()
+    run.SeriesMaker = Maker
+    limit = [f"train.max_seconds={given.seconds}", f"train.init={given.init}"]
+    print(run.run_training("small", given.run, data=given.shards, overrides=[*SETTINGS, *limit, *given.set]))
+
+
+if __name__ == "__main__":
+    main()
