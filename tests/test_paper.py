@@ -191,7 +191,7 @@ def test_the_run_on_the_benchmark_keeps_the_papers_network_loss_and_rates() -> N
     run = resolve(Path(__file__).parents[1] / "benchmarks" / "triclear.yaml")
     changed = {line.split(":")[0] for line in differing_keys(preset, run) if not line.startswith("data.maker.")}
     assert changed == {
-        *("model.name", "model.network.bands", "model.network.aux_bands"),
+        *("model.name", "model.network.bands", "model.network.aux_bands", "model.diffusion.start"),
         *("train.epochs", "train.steps", "train.schedule_steps", "train.warmup"),
         *("train.batch_size", "train.accumulate", "train.crop", "train.precision"),
     }
