@@ -71,7 +71,7 @@ class TrainConfig:
     precision: Literal["auto", "bf16", "fp32"] = "auto"
     """"auto": bf16 autocast on a GPU, fp32 on a CPU."""
     compile: bool = False
-    """torch.compile: about 1.4 times faster after three minutes of compiling."""
+    """torch.compile: about 1.5 times faster (benchmarks/RESULTS.md) after three minutes of compiling."""
     cuda_graph: bool = True
     """On one GPU, capture the step as a CUDA graph and replay it (`graph.py`): launching limits small networks."""
     init: str | None = None

@@ -235,13 +235,13 @@ class Trainer(Generic[Model]):
 
     @property
     def captures(self) -> bool:
-        """Whether steps are replayed as a CUDA graph: one GPU, one micro-batch a step, nothing compiled, no dropout.
+        """Whether steps are replayed as a CUDA graph: one GPU, one micro-batch a step, no dropout.
 
         Dropout in a replayed graph continues the device's generator, which is not seeded step by step: a resumed run
         could not repeat the masks of an uninterrupted one.
         """
         config = self.config
-        single = config.devices == 1 and config.accumulate == 1 and not config.compile
+        single = config.devices == 1 and config.accumulate == 1
         drops = any(isinstance(m, nn.modules.dropout._DropoutNd) and m.p > 0 for m in self.model.modules())
         return config.cuda_graph and single and not drops and self.device.type == "cuda"
 
