@@ -20,7 +20,7 @@ help:
 	@echo "make demo         remove the clouds of the built-in scene: clear.tif and before_after.png"
 	@echo "make serve        the same in your browser: a local page to look, compare and download"
 	@echo "make qgis         the plugin of QGIS as a ZIP file in dist/"
-	@echo "make test         run the tests, one worker per core (ARGS=... goes to pytest, for example ARGS=tests/model)"
+	@echo "make test         run the tests in cores + 1 processes (ARGS=... goes to pytest, for example ARGS=tests/model)"
 	@echo "make test-all     the same with the slow ones"
 	@echo "make docs         build the documents into site/, any warning is an error"
 	@echo "make lint         ruff and mypy                (make format repairs what ruff can)"
