@@ -328,7 +328,8 @@ def test_the_dry_run_of_sader_prints_the_papers_settings():
               'model.sampling.resampling="paper"', 'model.sampling.guide="mae"', "model.sampling.resample_steps=1",
               "data.maker.tasks=[0.0, 1.0, 0.0]"]  # fmt: skip
     first, guide = dry_run(ReproduceRequest(("table1",), only=("sader",)))
-    own = ["samples: 476000", "epochs: 200.0 of 2380 series", "hours: 3.1 (43 samples/s measured on one H200, 256 px)",
+    own = ["samples: 476000", "epochs: 200.0 of 2380 series",
+           "hours: 3.1 (43 samples/s measured on one H200, 256 px in bf16; float32 is slower)",
            "train.muon_lr=0.001", "train.batch_size=8", "train.accumulate=2", "model.network.kernel=5",
            "model.diffusion.alpha=1.0", "model.diffusion.sigma_max=40.0", "model.diffusion.steps=4",
            "model.network.dropout=0.0", "data.maker.symmetries=true", "rows: sader (4+1 steps, guide mae)"]  # fmt: skip

@@ -114,13 +114,13 @@ def expected(remover, values) -> Any:
 # ------------------------------------------------------------------------------------------------ bits
 
 
-@pytest.mark.parametrize("chunks", [(3, 4, HEIGHT, WIDTH), (2, 1, 17, 99), (3, 3, 75, 10)])
+@pytest.mark.parametrize("chunks", [(3, 4, HEIGHT, WIDTH), (1, 4, 32, 32), (2, 1, 17, 99), (3, 3, 75, 10)])
 def test_the_bits_are_those_of_one_process_whatever_the_chunks(remover, values, expected, chunks):
     result = cluster.clear(lazy(values, chunks), remover, reference=1, seed=5, samples=2)
     assert np.array_equal(result.compute(scheduler="threads").values, expected.clear, equal_nan=True)
 
 
-@pytest.mark.parametrize("chunks", [1000, 13, None])
+@pytest.mark.parametrize("chunks", [1000, 40, 13, None])
 def test_chunks_of_the_result_change_nothing(remover, values, expected, chunks):
     result = cluster.clear(as_xarray(values), remover, reference=1, seed=5, samples=2, chunks=chunks)
     assert result.data.chunksize[1:] == tuple(min(chunks or 24, size) for size in (HEIGHT, WIDTH))

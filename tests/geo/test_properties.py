@@ -23,7 +23,7 @@ hypothesis = pytest.importorskip("hypothesis")
 st = hypothesis.strategies
 BANDS = ("B02", "B03", "B04", "B08")
 SETTINGS = hypothesis.settings(
-    max_examples=30,
+    max_examples=60,
     deadline=None,
     derandomize=True,
     database=None,
@@ -129,7 +129,7 @@ def test_a_raster_is_refused_or_cleared_as_in_memory(tiny, raster):
             assert np.isfinite(dataset.read()[:, valid.any(axis=0)].astype(float)).all()
 
 
-@hypothesis.settings(SETTINGS, max_examples=12)
+@hypothesis.settings(SETTINGS, max_examples=25)
 @hypothesis.given(raster=rasters())
 def test_a_zarr_store_is_refused_or_cleared_as_in_memory(tiny, raster):
     xarray, zarr = pytest.importorskip("xarray"), pytest.importorskip("sader.geo.xarray.zarr")

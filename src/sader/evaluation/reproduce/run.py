@@ -269,7 +269,7 @@ UNKNOWN = "not known without --data"
 DEVICE = "one H200, 256 px"
 MEASURED = {"sen2_mtc_new": 43.0, "pix2pix": 53.0, "ae": 63.0, "cyclegan": 6.8, "pmaa": 21.0, "emrdm": 36.0}
 MEASURED |= {"crtsnet": 0.7, "uncrtaints": 22.0, "seqdms": 16.0}
-"""Training samples per second on `DEVICE`: benchmarks/training_throughput.py, for the systems with --systems."""
+"""Training samples per second on `DEVICE`: benchmarks/training_throughput.py, with --systems except `sen2_mtc_new`."""
 GMACS = 361.6
 """One forward of `sen2_mtc_new`, from which the speed of systems that were not measured is estimated."""
 STEPS = 30.0
@@ -316,7 +316,8 @@ def _guide_text(setting: Setting, kind: str, bands: tuple[str, ...]) -> str:
 def training_speed(base: str, model: AnyModelConfig, batch: int) -> tuple[float, str]:
     """Return samples per second on `DEVICE` and how the figure was found; batch: samples of a step."""
     if base in MEASURED:
-        return MEASURED[base], f"{MEASURED[base]:g} samples/s measured on {DEVICE}"
+        how = " in bf16; float32 is slower" if base == "sen2_mtc_new" else ""
+        return MEASURED[base], f"{MEASURED[base]:g} samples/s measured on {DEVICE}{how}"
     speed = min(STEPS * batch, MEASURED["sen2_mtc_new"] * GMACS / model_cost(model).gmacs_forward)
     return speed, f"{speed:.1f} samples/s on {DEVICE} ESTIMATED from the GMACs of one forward, not measured"
 
