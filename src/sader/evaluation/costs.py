@@ -11,8 +11,6 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
-import os
-import threading
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
@@ -230,7 +228,7 @@ def _baseline_macs(baseline: Baseline, *, dates: int, size: int) -> tuple[int, i
 def peak_memory(call: Callable[[], object]) -> float | None:
     """Return by how many MiB memory grows while `call` runs; None where it cannot be read.
 
-    Allocated memory on a GPU; where `call` allocates none there, resident memory sampled every 2 ms.
+    Allocated memory on a GPU; where `call` allocates none there, the highest resident memory that Linux records.
     """
     if torch.cuda.is_available():
         torch.cuda.synchronize()
@@ -245,33 +243,22 @@ def peak_memory(call: Callable[[], object]) -> float | None:
 
 
 def _resident_growth(call: Callable[[], object]) -> float | None:
-    if not Path("/proc/self/statm").is_file():
-        call()
-        return None
-    page = os.sysconf("SC_PAGE_SIZE")
     with contextlib.suppress(OSError, AttributeError):  # free memory of earlier calls would hide the growth
         ctypes.CDLL(None).malloc_trim(0)
-
-    def resident() -> int:
-        return int(Path("/proc/self/statm").read_text().split()[1]) * page
-
-    before = peak = resident()
-    over = threading.Event()
-
-    def watch() -> None:
-        nonlocal peak
-        while not over.wait(0.002):
-            peak = max(peak, resident())
-
-    watcher = threading.Thread(target=watch, daemon=True)
-    watcher.start()
     try:
+        Path("/proc/self/clear_refs").write_text("5")  # resets the highest resident memory to the present one
+    except OSError:
         call()
-    finally:
-        peak = max(peak, resident())
-        over.set()
-        watcher.join()
-    return (peak - before) / 2**20
+        return None
+    before = _highest_resident()
+    call()
+    return _highest_resident() - before
+
+
+def _highest_resident() -> float:
+    """Return the highest resident memory of this process since the last reset, in MiB."""
+    line = next(line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith("VmHWM:"))
+    return int(line.split()[1]) / 1024
 
 
 LICENCE = "Apache-2.0"
