@@ -268,7 +268,7 @@ def test_a_killed_worker_changes_nothing(local, remover):
         there = local.cluster.scheduler.workers[victim]
         return any("sader-tile" in task.key for task in there.processing) and there.nbytes > 0
 
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + 60
     while not (finished() >= 4 and at_work()):
         assert time.monotonic() < deadline, "the job did not start"
         time.sleep(0.01)
@@ -525,7 +525,7 @@ def test_an_address_without_scheduler_is_told_within_seconds(scenes, tmp_path, r
             connect(address),
         ):
             pass
-    assert time.monotonic() - started < 5
+    assert time.monotonic() - started < 15
 
 
 def test_a_scheduler_without_workers_is_told(monkeypatch):

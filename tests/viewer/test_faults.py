@@ -378,12 +378,12 @@ def test_an_upload_whose_client_disconnects_is_removed(server, capfd):
     with connect(server) as line:
         head = f"PUT /scenes/{scene}/files/a.tif HTTP/1.1\r\nHost: localhost\r\nContent-Length: 1000\r\n\r\n"
         line.sendall(head.encode() + b"II*\0")
-        end = time.monotonic() + 5
+        end = time.monotonic() + 30
         while not list(folder.iterdir()):
             assert time.monotonic() < end
             time.sleep(0.01)
     while list(folder.iterdir()):
-        assert time.monotonic() < end + 5
+        assert time.monotonic() < end + 30
         time.sleep(0.01)
     assert "Traceback" not in capfd.readouterr().err
 
@@ -399,7 +399,7 @@ def test_wrong_tokens_are_slowed_down(tmp_path):
         assert set(answers) == {401, 429}
         assert server.client.post("/session", json={"token": "wrong"}).status_code == 429
         # The owner gets in again after a moment.
-        end = time.monotonic() + 10
+        end = time.monotonic() + 30
         while server.client.get("/jobs", headers={"Authorization": f"Bearer {TOKEN}"}).status_code != 200:
             assert time.monotonic() < end
             time.sleep(0.2)
