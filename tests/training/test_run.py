@@ -127,6 +127,18 @@ def test_time_limit_ends_the_run_and_its_schedule(tiny: list[str], shards: Path,
             assert value == rate_factor(progress_of(config.train, step - 1, seconds[step - 1]), warmup=0.2)
 
 
+def test_a_paused_run_is_resumed_with_the_same_result(tiny: list[str], shards: Path, tmp_path: Path) -> None:
+    more = ("train.steps=3", "train.checkpoint_every=100", "train.log_every=100")
+    paused, whole = tmp_path / "paused", tmp_path / "whole"
+    weights = fit(config_of(tiny, shards, *more, "train.pause_seconds=0.001"), paused, progress=False)
+    assert load_checkpoint(weights).card["steps"] == 1
+    assert [file.name for file in state_files(paused)] == ["step-00000001.pt"]
+    run_training(None, paused, overrides=["train.pause_seconds=null"], resume=True, progress=False)
+    fit(config_of(tiny, shards, *more), whole, progress=False)
+    first, second = (load_checkpoint(run / "model.safetensors").model.state_dict() for run in (paused, whole))
+    assert all(torch.equal(first[name], second[name]) for name in first)
+
+
 @pytest.mark.parametrize("log_every", [1, 50])
 def test_nan_stops_the_run_and_keeps_the_last_good_checkpoint(
     tiny: list[str], shards: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, log_every: int

@@ -415,7 +415,7 @@ class System:
     """A remark for readers of the figures, such as why a count differs from the printed one."""
     capturable: bool = False
     """Whether a training step may be captured as a CUDA graph: its work depends on shapes alone, never on values, and
-    the test marked `gpu` found captured and eager steps equal. Networks with dropout are never captured."""
+    the test marked `gpu` found captured and eager steps equal."""
     train: Mapping[str, Any] = field(default_factory=dict)
     """Changes to `AS_PUBLISHED`: the published optimiser, batch size and number of epochs."""
     simplified: str = ""

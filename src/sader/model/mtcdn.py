@@ -291,7 +291,7 @@ class MTCDN(nn.Module):
         """Return the paper's condition: the diffusion reverts to the dates themselves."""
         # Pixels without data take the mean of the other dates, which leaves the average over the dates unchanged. The
         # network attends to them: the state holds the noise of all dates, and it removes only noise that it sees.
-        available = series.present[:, :, None, None].expand_as(series.available)
+        available = series.present[:, :, None, None].expand_as(series.available).contiguous()
         others = masked_mean(series.cloudy, series.observed)[:, None]
         gap = series.present[:, :, None, None, None] & ~series.use
         cloudy = torch.where(gap, others, series.cloudy)

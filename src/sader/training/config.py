@@ -37,6 +37,8 @@ class TrainConfig:
     """Steps over which the schedule of the rate runs; None: the whole run."""
     max_seconds: float | None = None
     """Limit in seconds, at which the schedule ends as well; resumed runs continue the count. None: no limit."""
+    pause_seconds: float | None = None
+    """Time after which training stops with a checkpoint, to be resumed later; the schedule does not depend on it."""
     batch_size: int = 16
     """Series per micro-batch."""
     accumulate: int = 1
@@ -109,8 +111,9 @@ class TrainConfig:
             raise ConfigError(f"train.epochs is {self.epochs}; expected more than 0, or null to count steps.")
         if self.schedule_steps is not None and self.schedule_steps < 1:
             raise ConfigError(f"train.schedule_steps is {self.schedule_steps}; expected 1 or more, or null.")
-        if self.max_seconds is not None and self.max_seconds <= 0:
-            raise ConfigError(f"train.max_seconds is {self.max_seconds}; expected more than 0, or null for no limit.")
+        for name in ("max_seconds", "pause_seconds"):
+            if getattr(self, name) is not None and getattr(self, name) <= 0:
+                raise ConfigError(f"train.{name} is {getattr(self, name)}; expected more than 0, or null for no limit.")
 
     def uses_bf16(self, device: str) -> bool:
         """Return whether the network runs in bf16 autocast on "cpu" or "cuda"."""
@@ -166,7 +169,7 @@ FREE_KEYS = frozenset(
     f"train.{key}"
     for key in (
         *("checkpoint_every", "checkpoint_seconds", "log_every", "validate_every", "validate_batches", "panels"),
-        *("devices", "half", "cuda_graph"),
+        *("devices", "half", "cuda_graph", "pause_seconds"),
     )
 )
 """Keys that may differ when a run is resumed: none of them changes the weights."""

@@ -1,8 +1,8 @@
 """One training step as a CUDA graph: thousands of small kernels launched as one.
 
 Launching, not arithmetic, limits the steps of small networks (measurements: benchmarks/RESULTS.md). Shapes are fixed
-during a run. Values that change from step to step are read from memory: the batch, the seed of the noise, the learning
-rates.
+during a run. Values that change from step to step are read from memory: the batch, the seed of the noise and of
+dropout, the learning rates.
 """
 
 from __future__ import annotations
@@ -67,12 +67,13 @@ class CapturedStep:
                     tensor.zero_()
 
     def __call__(self, batch: SeriesBatch, seed: int) -> dict[str, Tensor]:
-        """Do one step on `batch` with noise from `seed`; return its terms."""
+        """Do one step on `batch` with noise and dropout from `seed`; return its terms."""
         for field in fields(batch):
             value, buffer = getattr(batch, field.name), getattr(self.batch, field.name)
             if buffer is not None:
                 buffer.copy_(value, non_blocking=True)
         self.generator.manual_seed(seed)
+        torch.manual_seed(seed)  # the graph reads the global generator's seed at each replay
         self.graph.replay()
         return {name: value.clone() for name, value in self.terms.items()}
 

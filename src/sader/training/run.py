@@ -7,6 +7,7 @@ is installed, and model.safetensors: the averaged weights, ready for `CloudRemov
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Protocol
@@ -177,24 +178,25 @@ def _run(process: Process, job: Job, run_dir: Path, resume: bool, progress: bool
         job.export(trainer, path)
     log = Log(run_dir, start=trainer.steps_done) if process.main else None
     line = ProgressLine(trainer) if process.main and progress else None
-    while not trainer.over:
-        _step(trainer, job, run_dir, log, data)
+    end = math.inf if train.pause_seconds is None else trainer.elapsed + train.pause_seconds
+    while not trainer.over and trainer.elapsed < end:
+        _step(trainer, job, run_dir, log, data, end=end)
         if line is not None:
             line.show(trainer)
     if log is not None:
         log.close()
 
 
-def _step(trainer: Trainer[Any], job: Job, run_dir: Path, log: Log | None, data: str) -> None:
+def _step(trainer: Trainer[Any], job: Job, run_dir: Path, log: Log | None, data: str, *, end: float) -> None:
     """Do one step; then log, validate, save the state and export where they are due. Only the main process has a log.
 
-    data: the fingerprint of the shards, kept in the state.
+    data: the fingerprint of the shards, kept in the state. end: value of `elapsed` at which the run pauses.
     """
     trainer.step()
     train, step = trainer.config, trainer.steps_done
     validating = train.validate_every > 0 and (step % train.validate_every == 0 or trainer.over)
     waited = trainer.elapsed - trainer.saved_at >= train.checkpoint_seconds
-    saving = (step % train.checkpoint_every == 0 and waited) or trainer.over
+    saving = (step % train.checkpoint_every == 0 and waited) or trainer.over or trainer.elapsed >= end
     if step % train.log_every == 0 or validating or saving:
         means = trainer.collect()  # raises on values that are not finite, before they reach a checkpoint
         if log is not None:

@@ -235,15 +235,10 @@ class Trainer(Generic[Model]):
 
     @property
     def captures(self) -> bool:
-        """Whether steps are replayed as a CUDA graph: one GPU, one micro-batch a step, no dropout.
-
-        Dropout in a replayed graph continues the device's generator, which is not seeded step by step: a resumed run
-        could not repeat the masks of an uninterrupted one.
-        """
+        """Whether steps are replayed as a CUDA graph: one GPU, one micro-batch a step."""
         config = self.config
         single = config.devices == 1 and config.accumulate == 1
-        drops = any(isinstance(m, nn.modules.dropout._DropoutNd) and m.p > 0 for m in self.model.modules())
-        return config.cuda_graph and single and not drops and self.device.type == "cuda"
+        return config.cuda_graph and single and self.device.type == "cuda"
 
     def _replay(self, step: int) -> dict[str, Tensor]:
         """Do the update as one replay of a CUDA graph, captured at the first step after any state was restored."""
@@ -276,7 +271,7 @@ class Trainer(Generic[Model]):
         now = monotonic()
         assert self._clock is not None
         self.elapsed, self._clock = self.elapsed + now - self._clock, now
-        if self.config.max_seconds is not None:
+        if self.config.max_seconds is not None or self.config.pause_seconds is not None:
             self.elapsed = self.process.of_main(self.elapsed)
 
     def collect(self) -> dict[str, float]:
@@ -341,8 +336,9 @@ class PhasedTrainer(Trainer[Baseline]):
             terms: dict[str, Tensor] = {}
             prefix = "" if phase == MAIN else f"{phase}_"
             for seed, run in runs:
-                if not self.captures:
-                    torch.manual_seed(seed + place)  # of dropout
+                # Of dropout. With one micro-batch the step's seed serves all phases, as in a replayed graph.
+                if self.config.accumulate > 1:
+                    torch.manual_seed(seed + place)
                 with self.precision():
                     found = next(run)
                 assert found.name == phase, f"phase {found.name} was evaluated where {phase} was expected"

@@ -177,7 +177,7 @@ class CtGenerator(nn.Module):
 
     def forward(self, maps: Tensor) -> Tensor:
         """Return the clear image from the features (B, T, width, H, W)."""
-        joined = torch.cat([self.encoder(maps[:, [a, b]].flatten(1, 2)) for a, b in self.pairs], dim=1)
+        joined = torch.cat([self.encoder(torch.cat([maps[:, a], maps[:, b]], dim=1)) for a, b in self.pairs], dim=1)
         height, width = joined.shape[-2:]
         return self.decoder(self.conformer(joined.flatten(2)).unflatten(2, (height, width)))
 
