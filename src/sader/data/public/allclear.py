@@ -15,8 +15,8 @@ from typing import Any
 import numpy as np
 
 from sader.bands import BANDS_13
-from sader.data.public.dataset import Entry, PublicDataset, PublicSeries, Request, reflectance_of_counts
-from sader.data.public.images import check_counts, file_hash, read_bands, read_counts, same_size
+from sader.data.public.dataset import Entry, PublicDataset, PublicSeries, Request
+from sader.data.public.images import file_hash, read_bands, read_reflectance, same_size
 from sader.data.public.splits import SplitList, list_hash
 from sader.errors import DataError
 
@@ -44,7 +44,7 @@ def open_allclear(root: Path, request: Request) -> PublicDataset:
                 f"series {name} of {path} has no {error.args[0]}; expected roi, s2_toa and target. Use a list of the "
                 "seq2point task, or download it again."
             ) from error
-        lost = next((file for file in (*entry.inputs, *_target(entry)) if not file.is_file()), None)
+        lost = next((file for file in entry.images if not file.is_file()), None)
         if lost is None:
             entries.append(entry)
         else:
@@ -60,11 +60,6 @@ def open_allclear(root: Path, request: Request) -> PublicDataset:
     if missing:
         notes["missing_series"] = len(missing)
     return PublicDataset(request, root, tuple(entries), _read, BANDS_13, lists, level="L1C", notes=notes)
-
-
-def _target(entry: Entry) -> tuple[Path, ...]:
-    assert entry.target is not None
-    return (entry.target,)
 
 
 def _list_file(root: Path, request: Request) -> Path:
@@ -139,18 +134,11 @@ def _place(file: str, roi: str, homes: list[Path]) -> Path:
 
 
 def _read(entry: Entry) -> PublicSeries:
-    paths = [*_target(entry), *entry.inputs]
-    images = [read_counts(path, BANDS_13, centre=SIDE) for path in paths]
-    for path, (counts, seen) in zip(paths, images, strict=True):
-        check_counts(path, counts, seen)
-    masks = [_mask(path) for path in paths]
-    same_size([*paths, *paths], [*(counts for counts, _ in images), *masks])
-    values = np.stack([reflectance_of_counts(counts) for counts, _ in images])
-    seen = np.stack([seen for _, seen in images])
-    return PublicSeries(
-        entry.name, entry.group, values[1:], values[0], seen[1:], seen[0] & ~masks[0], BANDS_13,
-        cloud_mask=np.stack(masks[1:]), days=entry.facts["days"], target_day=entry.facts["target_day"],
-    )  # fmt: skip
+    images, seen = read_reflectance(entry.images, BANDS_13, centre=SIDE)
+    masks = [_mask(path) for path in entry.images]
+    same_size([*entry.images, *entry.images], [*images, *masks])
+    seen[0] &= ~masks[0]
+    return PublicSeries.of(entry, images, seen, BANDS_13, cloud_mask=np.stack(masks[1:]), **entry.facts)
 
 
 def _mask(path: Path) -> np.ndarray:

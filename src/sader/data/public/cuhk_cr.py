@@ -9,10 +9,10 @@ from __future__ import annotations
 from functools import partial
 from pathlib import Path
 
-from sader.data.public.dataset import Entry, PublicDataset, Request
-from sader.data.public.images import files_in, without_twins
+from sader.data.public.dataset import Entry, PublicDataset, Request, expect_files, without_twins
+from sader.data.public.images import files_in
 from sader.data.public.rice import read_pair
-from sader.data.public.splits import SplitList, list_hash
+from sader.data.public.splits import listed
 from sader.errors import DataError
 
 BANDS = ("B04", "B03", "B02", "B08")
@@ -39,23 +39,13 @@ def open_cuhk_cr(root: Path, request: Request) -> PublicDataset:
     entries = [entry for part in parts for entry in _entries(base / part, infrared, part, subset)]
     notes: dict[str, object] = {"infrared": infrared is not None}
     if request.sampler == "leak_free" and request.split == "test":
-        by_name = {entry.name: entry for entry in entries}
-        train = {entry.name: entry for entry in _entries(base / "train", None, "train", subset)}
-        kept = without_twins(
-            list(by_name), train, lambda name: _files(by_name[name]), seen_paths_of=lambda name: _files(train[name])
-        )
+        kept = without_twins(entries, _entries(base / "train", None, "train", subset))
         notes["left_out"] = len(entries) - len(kept)
-        entries = [by_name[name] for name in kept]
-    names = [entry.name for entry in entries]
-    lists = SplitList(tuple(names), "folders of the dataset", list_hash(names))
+        entries = kept
+    lists = listed([entry.name for entry in entries], "folders of the dataset")
     bands = BANDS if infrared is not None else BANDS[:3]
     read = partial(read_pair, bands=bands)
     return PublicDataset(request, root, tuple(entries), read, bands, lists, resolution=0.5, notes=notes)
-
-
-def _files(entry: Entry) -> list[Path]:
-    assert entry.target is not None
-    return [entry.target, *entry.inputs]
 
 
 def _find(root: Path, subset: str, kind: str) -> Path | None:
@@ -78,11 +68,7 @@ def _entries(folder: Path, infrared: Path | None, part: str, subset: str) -> lis
     entries = []
     for name in there["label"]:
         for kind, place in kinds.items():
-            if name not in there[kind]:
-                raise DataError(
-                    f"{place / name} does not exist, but {folder / 'label' / name} does; expected both. "
-                    "Unpack the archive again."
-                )
+            expect_files([place / name], there[kind], folder / "label" / name, "both")
         more = {"infrared": (kinds["nir label"] / name, kinds["nir cloud"] / name)} if infrared is not None else {}
         pair = Entry(f"{subset}_{part}_{name[:-4]}", subset, (folder / "cloud" / name,), folder / "label" / name, more)
         entries.append(pair)

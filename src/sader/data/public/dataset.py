@@ -7,7 +7,7 @@ a series.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, overload
@@ -15,19 +15,11 @@ from typing import TYPE_CHECKING, Any, overload
 import numpy as np
 
 from sader.data.batch import CLEAR, UNKNOWN, keyed_generator
-from sader.data.public.images import check_files, check_order
+from sader.data.public.images import check_files, check_order, file_hash, read_bands, same_size
 from sader.data.public.splits import SplitList
-from sader.data.radar import RADAR_BANDS, radar_counts
+from sader.data.radar import RADAR_BANDS, radar_counts, scale_sar
 from sader.data.shards import SeriesRecord
 from sader.errors import BandError, ConfigError, DataError
-
-
-def reflectance_of_counts(counts: np.ndarray) -> np.ndarray:
-    """Return clip(counts, 0, 10000) / 10000 as float32: SEN12MS-CR(-TS) and AllClear "default".
-
-    Sen2_MTC_New is published without the clip; only clouds brighter than reflectance 1 differ.
-    """
-    return (np.clip(counts, 0, 10000) / 10000).astype(np.float32)
 
 
 def counts_of_reflectance(reflectance: np.ndarray, seen: np.ndarray) -> np.ndarray:
@@ -87,11 +79,14 @@ class Entry:
     """Its index in the split, also within a subset; random choices depend on it alone."""
 
     @property
+    def images(self) -> list[Path]:
+        """The target, where it is known before the dates are chosen, and the inputs."""
+        return [*self.inputs] if self.target is None else [self.target, *self.inputs]
+
+    @property
     def files(self) -> Iterator[Path]:
         """Every image file of the series."""
-        yield from self.inputs
-        if self.target is not None:
-            yield self.target
+        yield from self.images
         for paths in self.more.values():
             yield from (path for path in paths if path.suffix != ".npy")
 
@@ -122,6 +117,11 @@ class PublicSeries:
     """Names of the A bands: VV, VH or B08."""
     facts: dict[str, Any] = field(default_factory=dict)
     """Choices of the sampler, such as the numbers of the dates."""
+
+    @classmethod
+    def of(cls, entry: Entry, images: np.ndarray, seen: np.ndarray, bands: Sequence[str], **more: Any) -> PublicSeries:
+        """Return the series of images (1 + T, C, H, W) and where they were observed, the target first."""
+        return cls(entry.name, entry.group, images[1:], images[0], seen[1:], seen[0], tuple(bands), **more)
 
     @property
     def leaks(self) -> bool:
@@ -287,6 +287,47 @@ class PublicDataset(Sequence[PublicSeries]):
             "protocol": self.request.protocol, "series": len(self), "groups": len({e.group for e in self.entries}),
             "lists": self.lists.origin, "lists_sha256": self.lists.sha256, **self.notes,
         }  # fmt: skip
+
+
+def missing_places(
+    missing: Sequence[str], lists: SplitList, request: Request, where: Path, what: str
+) -> dict[str, Any]:
+    """Return the note about listed places that are not on disk; raise unless the dataset may be partial."""
+    if missing and not request.options.partial:
+        raise DataError(
+            f"{len(missing)} of {len(lists.names)} {what} of split {request.split} are not in {where}: "
+            f"{', '.join(missing[:5])}. Download them, or use the files on disk with partial=True (--partial): the "
+            f"{what} on disk decide the score."
+        )
+    return {"missing_places": list(missing)} if missing else {}
+
+
+def expect_files(files: Iterable[Path], there: Container[str], beside: Path, expected: str) -> None:
+    """Raise for the first of the files of one folder whose name is not `there`."""
+    for file in files:
+        if file.name not in there:
+            raise DataError(f"{file} does not exist, but {beside} does; expected {expected}. Unpack it again.")
+
+
+def read_sar(paths: Sequence[Path], scaling: str | None, path: Path, image: np.ndarray) -> dict[str, Any]:
+    """Return the auxiliary bands of a series from its Sentinel-1 files, on the grid of an image; none if not wanted."""
+    if scaling is None:
+        return {}
+    echoes = [read_bands(each, (1, 2)) for each in paths]
+    same_size([path, *paths], [image, *echoes])
+    return {"aux": np.stack([scale_sar(each, scaling=scaling) for each in echoes]), "aux_bands": RADAR_BANDS}
+
+
+def without_twins(entries: Sequence[Entry], others: Iterable[Entry]) -> list[Entry]:
+    """Return the entries that have no image in common with one of `others` or with an earlier one."""
+    known = {file_hash(path) for entry in others for path in entry.images}
+    kept = []
+    for entry in entries:
+        hashes = {file_hash(path) for path in entry.images}
+        if not hashes & known:
+            kept.append(entry)
+        known |= hashes
+    return kept
 
 
 def check_choice(value: str, known: Iterable[str], what: str, name: str) -> None:

@@ -11,9 +11,9 @@ from pathlib import Path
 
 import numpy as np
 
-from sader.data.public.dataset import Entry, PublicDataset, PublicSeries, Request
-from sader.data.public.images import content_groups, files_in, natural_key, read_picture, same_size, without_twins
-from sader.data.public.splits import SplitList, by_hash, folder_list, list_hash, read_list
+from sader.data.public.dataset import Entry, PublicDataset, PublicSeries, Request, expect_files, without_twins
+from sader.data.public.images import content_groups, files_in, natural_key, read_picture, same_size
+from sader.data.public.splits import SplitList, by_hash, chosen_list, folder_list, listed
 from sader.errors import DataError
 
 BANDS = ("B04", "B03", "B02")
@@ -37,32 +37,26 @@ def open_rice(root: Path, request: Request) -> PublicDataset:
     kinds = ("cloud", "label", "mask") if masked else ("cloud", "label")
     if masked and not (base / "mask").is_dir():
         raise DataError(f"{base} has no folder mask; expected cloud, label and mask. Unpack RICE2 again.")
-    there = {kind: [name[:-4] for name in files_in(base / kind, ".png")] for kind in kinds}
-    names = there["label"]
+    there = {kind: set(files_in(base / kind, ".png")) for kind in kinds}
+    names = [name[:-4] for name in files_in(base / "label", ".png")]
     for name in names:
         for kind in kinds:
-            if name not in there[kind]:
-                raise DataError(
-                    f"{base / kind / name}.png does not exist, but label/{name}.png does; expected a pair. "
-                    "Unpack the archive again."
-                )
+            expect_files([base / kind / f"{name}.png"], there[kind], base / "label" / f"{name}.png", "a pair")
+
+    def listed_entries(lists: SplitList) -> list[Entry]:
+        entries = []
+        for name in _known(lists, names, base):
+            cloud, label, mask = (base / kind / f"{name}.png" for kind in ("cloud", "label", "mask"))
+            entries.append(Entry(f"{folder}_{name}", folder, (cloud,), label, {"mask": (mask,)} if masked else {}))
+        return entries
+
     lists = _lists(root, base, names, request, request.split)
-    chosen = _known(lists, names, base)
+    entries = listed_entries(lists)
     notes: dict[str, object] = {}
     if request.sampler == "leak_free" and request.split in ("val", "test"):
-        seen = list(_known(_lists(root, base, names, request, "train"), names, base))
-        kept = without_twins(
-            chosen, seen, lambda name: [base / "label" / f"{name}.png", base / "cloud" / f"{name}.png"]
-        )
-        notes["left_out"] = len(chosen) - len(kept)
-        chosen = kept
-    entries = [
-        Entry(
-            f"{folder}_{name}", folder, (base / "cloud" / f"{name}.png",), base / "label" / f"{name}.png",
-            {"mask": (base / "mask" / f"{name}.png",)} if masked else {},
-        )
-        for name in chosen
-    ]  # fmt: skip
+        kept = without_twins(entries, listed_entries(_lists(root, base, names, request, "train")))
+        notes["left_out"] = len(entries) - len(kept)
+        entries = kept
     read = partial(read_pair, bands=BANDS)
     return PublicDataset(request, root, tuple(entries), read, BANDS, lists, resolution=None, notes=notes)
 
@@ -81,43 +75,34 @@ def _known(lists: SplitList, names: list[str], base: Path) -> list[str]:
 
 
 def _lists(root: Path, base: Path, names: list[str], request: Request, split: str) -> SplitList:
-    lists = request.options.lists
     if split == "all":
-        return SplitList(tuple(names), "every image of the folder", list_hash(names))
-    if lists == "hash":
+        return listed(names, "every image of the folder")
+
+    def by_content() -> SplitList:
         # Equal images are one group, so that they are in the same split.
         groups = content_groups(names, lambda name: base / "label" / f"{name}.png")
         part = by_hash(groups, split)
-        members = tuple(name for group in part.names for name in groups[group])
-        return SplitList(tuple(sorted(members, key=natural_key)), part.origin, list_hash(members))
-    if lists in (None, "folder"):
-        known = (f"{split}.txt", f"{split}_list.txt")
-        place = base if any((base / name).is_file() for name in known) else root
-        instead = (
-            "RICE comes without lists: copy the one you compare with, or use lists='hash' (--lists hash), our own "
-            "80/10/10 split without repeated images across its parts."
-        )
-        return folder_list(place, split, file_names=known, instead=instead)
-    if lists == "frozen":
-        raise DataError("RICE has no published list to ship; expected lists folder, hash or a path.")
-    own = read_list(Path(str(lists)))
-    return SplitList(own, Path(str(lists)).name, list_hash(own))
+        return listed(sorted((n for group in part.names for n in groups[group]), key=natural_key), part.origin)
+
+    known = (f"{split}.txt", f"{split}_list.txt")
+    place = base if any((base / name).is_file() for name in known) else root
+    instead = (
+        "RICE comes without lists: copy the one you compare with, or use lists='hash' (--lists hash), our own "
+        "80/10/10 split without repeated images across its parts."
+    )
+    folder = partial(folder_list, place, split, file_names=known, instead=instead)
+    return chosen_list(request.options.lists, "RICE", folder=folder, hash=by_content)
 
 
 def read_pair(entry: Entry, *, bands: tuple[str, ...]) -> PublicSeries:
     """Return a series of one date from a pair of pictures, with infrared and mask if the entry has them."""
-    assert entry.target is not None
-    paths = [entry.target, *entry.inputs]
-    clear, cloudy = (read_picture(path) for path in paths)
-    same_size(paths, [clear, cloudy])
+    grey = [path for kind in ("infrared", "mask") for path in entry.more.get(kind, ())]
+    pictures = [read_picture(path) for path in entry.images]
+    others = [read_picture(path, colours=1) for path in grey]
+    same_size([*entry.images, *grey], [*pictures, *others])
+    images = np.stack(pictures)
     if "infrared" in entry.more:
-        extra = [read_picture(path, colours=1) for path in entry.more["infrared"]]
-        same_size([*paths, *entry.more["infrared"]], [clear, cloudy, *extra])
-        clear, cloudy = np.concatenate([clear, extra[0]]), np.concatenate([cloudy, extra[1]])
-    mask = None
-    if "mask" in entry.more:
-        picture = read_picture(entry.more["mask"][0], colours=1)
-        same_size([*paths, entry.more["mask"][0]], [clear, cloudy, picture])
-        mask = picture > 0.5
-    seen = np.ones((1, *clear.shape[1:]), bool)
-    return PublicSeries(entry.name, entry.group, cloudy[None], clear, seen, seen[0], bands, cloud_mask=mask)
+        images = np.concatenate([images, np.stack(others[:2])], axis=1)
+    seen = np.ones((2, *images.shape[2:]), bool)
+    mask = others[-1] > 0.5 if "mask" in entry.more else None
+    return PublicSeries.of(entry, images, seen, bands, cloud_mask=mask)

@@ -11,13 +11,18 @@ import re
 from functools import partial
 from pathlib import Path
 
-import numpy as np
-
 from sader.bands import BANDS_13
-from sader.data.public.dataset import Entry, PublicDataset, PublicSeries, Request, reflectance_of_counts
-from sader.data.public.images import check_counts, files_in, natural_key, read_bands, read_counts, same_size
-from sader.data.public.splits import SplitList, frozen_list, joined, list_hash, read_list
-from sader.data.radar import RADAR_BANDS, scale_sar
+from sader.data.public.dataset import (
+    Entry,
+    PublicDataset,
+    PublicSeries,
+    Request,
+    expect_files,
+    missing_places,
+    read_sar,
+)
+from sader.data.public.images import files_in, natural_key, read_reflectance
+from sader.data.public.splits import chosen_list, frozen_list, joined
 from sader.errors import DataError
 
 SPLITS = ("train", "val", "test", "all")
@@ -37,29 +42,15 @@ def open_sen12mscr(root: Path, request: Request) -> PublicDataset:
             f"{root} holds no SEN12MS-CR region; expected ROIs1158_spring_s2_cloudy/s2_cloudy_1 and the like. "
             "Give the folder that holds the ROIs*_s1, ROIs*_s2 and ROIs*_s2_cloudy folders."
         )
-    lists = _lists(request)
+    parts = ("train", "val", "test") if request.split == "all" else (request.split,)
+    frozen = partial(joined, [frozen_list("sen12mscr", part) for part in parts])
+    lists = chosen_list(request.options.lists, "SEN12MS-CR", frozen=frozen)
     chosen = [region for region in sorted(regions, key=natural_key) if _belongs(region, lists.names, request.sampler)]
     missing = sorted(set(lists.names) - set(regions), key=natural_key)
-    if missing and not request.options.partial:
-        raise DataError(
-            f"{len(missing)} of {len(lists.names)} regions of split {request.split} are not in {root}: "
-            f"{', '.join(missing[:5])}. Download them, or use the files on disk with partial=True (--partial)."
-        )
+    notes = missing_places(missing, lists, request, root, "regions")
     entries = [entry for region in chosen for entry in _entries(region, *regions[region], request)]
-    notes = {"missing_places": missing} if missing else {}
     read = partial(_read, sar=request.options.sar)
     return PublicDataset(request, root, tuple(entries), read, BANDS_13, lists, level="L1C", notes=notes)
-
-
-def _lists(request: Request) -> SplitList:
-    lists = request.options.lists
-    if lists not in (None, "frozen"):
-        if lists in ("folder", "hash"):
-            raise DataError(f"SEN12MS-CR has no lists of kind {lists}; expected frozen or the path of a list.")
-        names = read_list(Path(str(lists)))
-        return SplitList(names, Path(str(lists)).name, list_hash(names))
-    parts = ("train", "val", "test") if request.split == "all" else (request.split,)
-    return joined([frozen_list("sen12mscr", part) for part in parts])
 
 
 def _belongs(region: str, names: tuple[str, ...], sampler: str) -> bool:
@@ -99,10 +90,7 @@ def _entries(region: str, cloudy: Path, layout: str, request: Request) -> list[E
     for name in files_in(cloudy, ".tif"):
         files = {folder: name.replace("_s2_cloudy_", f"_{kind}_") for folder, kind in wanted.items()}
         for folder, file in files.items():
-            if file not in there[folder]:
-                raise DataError(
-                    f"{folder / file} does not exist, but {cloudy / name} does; expected a pair. Unpack it again."
-                )
+            expect_files([folder / file], there[folder], cloudy / name, "a pair")
         more = {"s1": (radar / files[radar],)} if request.options.sar else {}
         patch = name[:-4].replace("_s2_cloudy_", "_")
         entries.append(Entry(patch, f"{season}_{number}", (cloudy / name,), clear / files[clear], more))
@@ -112,19 +100,6 @@ def _entries(region: str, cloudy: Path, layout: str, request: Request) -> list[E
 
 
 def _read(entry: Entry, *, sar: str | None) -> PublicSeries:
-    assert entry.target is not None
-    paths = [entry.target, *entry.inputs]
-    images = [read_counts(path, BANDS_13) for path in paths]
-    same_size(paths, [counts for counts, _ in images])
-    for path, (counts, seen) in zip(paths, images, strict=True):
-        check_counts(path, counts, seen)
-    (clear, clear_seen), (cloudy, seen) = ((reflectance_of_counts(counts), seen) for counts, seen in images)
-    aux = None
-    if sar is not None:
-        radar = [read_bands(path, (1, 2)) for path in entry.more["s1"]]
-        same_size([*paths, *entry.more["s1"]], [clear, cloudy, *radar])
-        aux = np.stack([scale_sar(each, scaling=sar) for each in radar])
-    return PublicSeries(
-        entry.name, entry.group, cloudy[None], clear, seen[None], clear_seen, BANDS_13,
-        aux=aux, aux_bands=RADAR_BANDS if aux is not None else (),
-    )  # fmt: skip
+    images, seen = read_reflectance(entry.images, BANDS_13)
+    radar = read_sar(entry.more.get("s1", ()), sar, entry.images[0], images[0])
+    return PublicSeries.of(entry, images, seen, BANDS_13, **radar)

@@ -19,19 +19,9 @@ from pathlib import Path
 import numpy as np
 
 from sader.bands import BANDS_13
-from sader.data.public.dataset import Entry, PublicDataset, PublicSeries, Request, reflectance_of_counts
-from sader.data.public.images import read_bands, read_counts, read_mask, same_size
-from sader.data.public.splits import (
-    RANDOM,
-    SAMPLERS,
-    SplitList,
-    choose_dates,
-    frozen_list,
-    joined,
-    list_hash,
-    read_list,
-)
-from sader.data.radar import RADAR_BANDS, scale_sar
+from sader.data.public.dataset import Entry, PublicDataset, PublicSeries, Request, missing_places, read_sar
+from sader.data.public.images import read_mask, read_reflectance
+from sader.data.public.splits import RANDOM, SAMPLERS, SplitList, choose_dates, chosen_list, frozen_list, joined
 from sader.errors import ConfigError, DataError, OutputError, require
 
 __all__ = ["REGIONS", "SAMPLERS", "SPLITS", "coverage_table", "open_sen12mscrts"]
@@ -58,12 +48,7 @@ def open_sen12mscrts(root: Path, request: Request) -> PublicDataset:
             "Give the folder that holds ROIs1158, ROIs1868, ROIs1970, ROIs2017."
         )
     missing = [roi for roi in lists.names if not (root / roi / "S2").is_dir()]
-    if missing and not request.options.partial:
-        raise DataError(
-            f"{len(missing)} of {len(lists.names)} regions of split {request.split} are not in {root}: "
-            f"{', '.join(missing[:5])}. Download them, or use the files on disk with partial=True (--partial): the "
-            "regions on disk decide the score."
-        )
+    lost = missing_places(missing, lists, request, root, "regions")
     table = _table(request.options.coverage)
     entries = [entry for roi in lists.names if roi not in missing for entry in _entries(root, roi, request)]
     draws = request.options.draws if request.sampler == RANDOM else 1
@@ -76,11 +61,9 @@ def open_sen12mscrts(root: Path, request: Request) -> PublicDataset:
     if source == "auto":
         # One detector for the whole split: a mixture would choose dates by two measures.
         source = "masks" if all(entry.facts["masks"] for entry in entries) else "rules"
-    notes: dict[str, object] = {"coverage": source}
+    notes = {"coverage": source, **lost}
     if table is not None:
         notes["coverage_sha256"] = hashlib.sha256(json.dumps(table, sort_keys=True).encode()).hexdigest()
-    if missing:
-        notes["missing_places"] = missing
     read = partial(
         _read, sampler=request.sampler, inputs=request.options.inputs, sar=request.options.sar, coverage=source,
         table=table,
@@ -104,16 +87,11 @@ def coverage_table(dataset: PublicDataset, out: Path) -> Path:
 
 
 def _lists(request: Request) -> SplitList:
-    lists, region = request.options.lists, REGIONS[request.name]
-    if lists not in (None, "frozen"):
-        if lists in ("folder", "hash"):
-            raise DataError(f"SEN12MS-CR-TS has no lists of kind {lists}; expected frozen or the path of a list.")
-        names = read_list(Path(str(lists)))
-        return SplitList(names, Path(str(lists)).name, list_hash(names))
     parts = ("train", "val", "test") if request.split == "all" else (request.split,)
     published = request.name.endswith("_published")
-    chosen = [f"{region}/{part}{'_published' if published and part == 'test' else ''}" for part in parts]
-    return joined([frozen_list("sen12mscrts", part) for part in chosen])
+    chosen = [f"{REGIONS[request.name]}/{part}{'_published' * (published and part == 'test')}" for part in parts]
+    frozen = partial(joined, [frozen_list("sen12mscrts", part) for part in chosen])
+    return chosen_list(request.options.lists, "SEN12MS-CR-TS", frozen=frozen)
 
 
 def _table(coverage: str | Path) -> dict[str, list[float]] | None:
@@ -197,9 +175,7 @@ def _cover(entry: Entry, source: str) -> tuple[np.ndarray, list[np.ndarray] | No
         return np.array([mask.mean() for mask in masks]), masks
     from sader.data.cloud_rules import S2CLOUDLESS_BANDS, detect_s2cloudless, estimate_cloud_mask
 
-    images = [read_counts(path, BANDS_13) for path in entry.inputs]
-    seen = np.stack([seen for _, seen in images])
-    values = np.stack([reflectance_of_counts(counts) for counts, _ in images])
+    values, seen = read_reflectance(entry.inputs, BANDS_13, check=False)
     if source == "s2cloudless":
         values = values[:, [BANDS_13.index(band) for band in S2CLOUDLESS_BANDS]]
         cloud = np.stack([detect_s2cloudless(each) for each in values])
@@ -232,23 +208,15 @@ def _read(
         cover, masks = _cover(entry, coverage)
     chosen = choose_dates(sampler, cover, inputs=inputs, days=days, number=entry.number)
     paths = [entry.inputs[number] for number in (chosen.target, *chosen.inputs)]
-    images = [read_counts(path, BANDS_13) for path in paths]
-    same_size(paths, [counts for counts, _ in images])
-    values = np.stack([reflectance_of_counts(counts) for counts, _ in images])
-    seen = np.stack([seen for _, seen in images])
-    aux = None
-    if sar is not None:
-        radar = [entry.more["S1"][number] for number in chosen.inputs]
-        echoes = [read_bands(path, (1, 2)) for path in radar]
-        same_size([*paths, *radar], [*values, *echoes])
-        aux = np.stack([scale_sar(each, scaling=sar) for each in echoes])
+    images, seen = read_reflectance(paths, BANDS_13, check=False)
+    files = [entry.more["S1"][number] for number in chosen.inputs] if sar is not None else []
     used = [days[number] for number in chosen.inputs]
     start = min(*used, days[chosen.target])
-    return PublicSeries(
-        entry.name, entry.group, values[1:], values[0], seen[1:], seen[0], BANDS_13,
+    return PublicSeries.of(
+        entry, images, seen, BANDS_13,
         cloud_mask=None if masks is None else np.stack([masks[number] for number in chosen.inputs]),
         days=tuple(day - start for day in used), target_day=days[chosen.target] - start,
-        aux=aux, aux_bands=RADAR_BANDS if aux is not None else (),
+        **read_sar(files, sar, paths[0], images[0]),
         facts={
             "inputs": chosen.inputs, "target": chosen.target, "target_is_input": chosen.leaks,
             "target_cover": float(cover[chosen.target]),

@@ -13,9 +13,9 @@ from pathlib import Path
 
 import numpy as np
 
-from sader.data.public.dataset import Entry, PublicDataset, PublicSeries, Request, reflectance_of_counts
-from sader.data.public.images import check_counts, files_in, read_counts, read_picture, same_size
-from sader.data.public.splits import SplitList, by_hash, folder_list, frozen_list, joined, list_hash, read_list
+from sader.data.public.dataset import Entry, PublicDataset, PublicSeries, Request, expect_files, missing_places
+from sader.data.public.images import files_in, read_picture, read_reflectance, same_size
+from sader.data.public.splits import SplitList, by_hash, chosen_list, folder_list, frozen_list, joined, listed
 from sader.errors import DataError
 
 BANDS = ("B04", "B03", "B02", "B08")
@@ -42,38 +42,22 @@ def open_new(root: Path, request: Request) -> PublicDataset:
         )
     parts = ("train", "val", "test") if request.split == "all" else (request.split,)
     lists = joined([_new_list(root, part, request) for part in parts])
-    entries: list[Entry] = []
-    missing: list[str] = []
-    for tile in lists.names:
-        if (tiles_root / tile).is_dir():
-            entries += _tile_entries(tiles_root / tile)
-        else:
-            missing.append(tile)
-    if missing and not request.options.partial:
-        raise DataError(
-            f"{len(missing)} of {len(lists.names)} tiles of {lists.origin} are not in {tiles_root}: "
-            f"{', '.join(missing[:5])}. Download them, or use the files on disk with partial=True (--partial)."
-        )
+    missing = [tile for tile in lists.names if not (tiles_root / tile).is_dir()]
+    entries = [entry for tile in lists.names if tile not in missing for entry in _tile_entries(tiles_root / tile)]
     published = joined([frozen_list("sen2_mtc_new", part) for part in parts])
-    notes: dict[str, object] = {"published_lists": lists.sha256 == published.sha256}
-    if missing:
-        notes["missing_places"] = missing
+    notes = {"published_lists": lists.sha256 == published.sha256}
+    notes |= missing_places(missing, lists, request, tiles_root, "tiles")
     return PublicDataset(request, root, tuple(entries), _read_new, BANDS, lists, level="L2A", notes=notes)
 
 
 def _new_list(root: Path, part: str, request: Request) -> SplitList:
-    lists = request.options.lists or "folder"
-    if lists == "frozen":
-        return frozen_list("sen2_mtc_new", part)
-    if lists == "folder":
-        instead = "Copy it from CTGAN.zip, or use the list shipped with sader: lists='frozen' (--lists frozen)."
-        return folder_list(root, part, instead=instead)
-    return _own_list(lists)
-
-
-def _own_list(path: str | Path) -> SplitList:
-    names = read_list(Path(path))
-    return SplitList(names, Path(path).name, list_hash(names))
+    instead = "Copy it from CTGAN.zip, or use the list shipped with sader: lists='frozen' (--lists frozen)."
+    return chosen_list(
+        request.options.lists,
+        "Sen2_MTC_New",
+        folder=lambda: folder_list(root, part, instead=instead),
+        frozen=lambda: frozen_list("sen2_mtc_new", part),
+    )
 
 
 def _tile_entries(tile: Path) -> list[Entry]:
@@ -88,28 +72,15 @@ def _tile_entries(tile: Path) -> list[Entry]:
         raise DataError(f"{clear} holds no .tif; expected the clear images of the tile. Unpack the tile again.")
     entries = []
     for name in names:
-        dates = [f"{name}_{date}.tif" for date in range(DATES)]
-        for date in dates:
-            if date not in there:
-                raise DataError(
-                    f"{cloudy / date} does not exist, but {clear / name}.tif does; expected {DATES} cloudy dates of "
-                    "each clear image. Unpack the tile again."
-                )
+        dates, target = tuple(cloudy / f"{name}_{date}.tif" for date in range(DATES)), clear / f"{name}.tif"
+        expect_files(dates, there, target, f"{DATES} cloudy dates of each clear image")
         series = name if name.startswith(tile.name) else f"{tile.name}/{name}"
-        entries.append(Entry(series, tile.name, tuple(cloudy / date for date in dates), clear / f"{name}.tif"))
+        entries.append(Entry(series, tile.name, dates, target))
     return entries
 
 
 def _read_new(entry: Entry) -> PublicSeries:
-    assert entry.target is not None
-    paths = [entry.target, *entry.inputs]
-    images = [read_counts(path, BANDS) for path in paths]
-    same_size(paths, [counts for counts, _ in images])
-    for path, (counts, seen) in zip(paths, images, strict=True):
-        check_counts(path, counts, seen)
-    values = np.stack([reflectance_of_counts(counts) for counts, _ in images])
-    seen = np.stack([seen for _, seen in images])
-    return PublicSeries(entry.name, entry.group, values[1:], values[0], seen[1:], seen[0], BANDS)
+    return PublicSeries.of(entry, *read_reflectance(entry.images, BANDS), BANDS)
 
 
 # ---------------------------------------------------------------- Sen2_MTC_Old
@@ -130,15 +101,10 @@ def open_old(root: Path, request: Request) -> PublicDataset:
     if not ids:
         raise DataError(f"{base / 'clear'} holds no .jpg; expected one clear image for each series.")
     lists = _old_list(root, base, ids, request)
-    listed = set(lists.names)
-    chosen = [name for name in ids if name in listed or tile_of(name) in listed]
-    unknown = sorted(listed - set(ids) - {tile_of(name) for name in ids})
-    if unknown and not request.options.partial:
-        raise DataError(
-            f"{len(unknown)} of {len(listed)} names of {lists.origin} are not in {base / 'clear'}: "
-            f"{', '.join(unknown[:5])}. Download them, or use the files on disk with partial=True (--partial)."
-        )
-    notes: dict[str, object] = {"missing_places": unknown} if unknown else {}
+    wanted = set(lists.names)
+    chosen = [name for name in ids if name in wanted or tile_of(name) in wanted]
+    unknown = sorted(wanted - set(ids) - {tile_of(name) for name in ids})
+    notes = missing_places(unknown, lists, request, base / "clear", "names")
     if request.sampler == "leak_free" and request.split == "train":
         tested = {tile_of(tile.removeprefix("T")) for tile in frozen_list("sen2_mtc_new", "test").names}
         notes["left_out"] = sum(tile_of(name) in tested for name in chosen)
@@ -155,50 +121,34 @@ def tile_of(name: str) -> str:
 
 
 def _old_list(root: Path, base: Path, ids: list[str], request: Request) -> SplitList:
-    lists, split = request.options.lists, request.split
+    split = request.split
     if split == "all":
-        return SplitList(tuple(ids), "every image of the folder", list_hash(ids))
-    if lists == "hash":
-        return by_hash([tile_of(name) for name in ids], split)
-    if lists in (None, "folder"):
-        instead = (
-            "The dataset has no official split: write tiles or IDs into it, one per line, or use lists='hash' "
-            "(--lists hash), our own split by tile."
-        )
-        return folder_list(base if (base / f"{split}.txt").is_file() else root, split, instead=instead)
-    if lists == "frozen":
-        raise DataError("Sen2_MTC_Old has no published list to ship; expected lists folder, hash or a path.")
-    assert lists is not None
-    return _own_list(lists)
-
-
-def _old_entry(base: Path, name: str, there: set[str]) -> Entry:
-    colour = [f"{name}_{date}.jpg" for date in range(DATES)]
-    infrared = [f"{name}_{date}_ir.jpg" for date in range(DATES)]
-    for file in (*colour, *infrared):
-        if file not in there:
-            raise DataError(
-                f"{base / 'cloudy' / file} does not exist, but clear/{name}.jpg does; expected {DATES} cloudy dates "
-                "with infrared. Unpack the archive again."
-            )
-    return Entry(
-        name,
-        tile_of(name),
-        tuple(base / "cloudy" / file for file in colour),
-        base / "clear" / f"{name}.jpg",
-        {"infrared": tuple(base / "cloudy" / file for file in infrared)},
+        return listed(ids, "every image of the folder")
+    instead = (
+        "The dataset has no official split: write tiles or IDs into it, one per line, or use lists='hash' "
+        "(--lists hash), our own split by tile."
+    )
+    place = base if (base / f"{split}.txt").is_file() else root
+    return chosen_list(
+        request.options.lists,
+        "Sen2_MTC_Old",
+        folder=lambda: folder_list(place, split, instead=instead),
+        hash=lambda: by_hash([tile_of(name) for name in ids], split),
     )
 
 
+def _old_entry(base: Path, name: str, there: set[str]) -> Entry:
+    target = base / "clear" / f"{name}.jpg"
+    colour = tuple(base / "cloudy" / f"{name}_{date}.jpg" for date in range(DATES))
+    infrared = tuple(base / "cloudy" / f"{name}_{date}_ir.jpg" for date in range(DATES))
+    expect_files((*colour, *infrared), there, target, f"{DATES} cloudy dates with infrared")
+    return Entry(name, tile_of(name), colour, target, {"infrared": infrared})
+
+
 def _read_old(entry: Entry) -> PublicSeries:
-    assert entry.target is not None
-    paths = [entry.target, *entry.inputs, *entry.more["infrared"]]
-    colours = [read_picture(path) for path in paths[: 1 + DATES]]
-    infrared = [read_picture(path, colours=1) for path in paths[1 + DATES :]]
-    same_size(paths, [*colours, *infrared])
+    colours = [read_picture(path) for path in entry.images]
+    infrared = [read_picture(path, colours=1) for path in entry.more["infrared"]]
+    same_size([*entry.images, *entry.more["infrared"]], [*colours, *infrared])
     # JPEG has no nodata: every pixel counts as observed.
     seen = np.ones((1 + DATES, *colours[0].shape[1:]), bool)
-    return PublicSeries(
-        entry.name, entry.group, np.stack(colours[1:]), colours[0], seen[1:], seen[0], BANDS[:3],
-        aux=np.stack(infrared), aux_bands=BANDS[3:],
-    )  # fmt: skip
+    return PublicSeries.of(entry, np.stack(colours), seen, BANDS[:3], aux=np.stack(infrared), aux_bands=BANDS[3:])

@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import warnings
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cache
 from importlib import resources
@@ -80,13 +80,32 @@ def folder_list(root: Path, split: str, *, file_names: Sequence[str] | None = No
     wanted = tuple(file_names or (f"{split}.txt",))
     for name in wanted:
         if (root / name).is_file():
-            names = read_list(root / name)
-            return SplitList(names, f"{name} of the folder", list_hash(names))
+            return listed(read_list(root / name), f"{name} of the folder")
     found = sorted(path.name for path in root.glob("*.txt"))
     raise DataError(
         f"no split file in {root}; expected {' or '.join(wanted)}, found "
         f"{', '.join(found) if found else 'no text file'}. {instead}"
     )
+
+
+def chosen_list(lists: str | Path | None, dataset: str, **kinds: Callable[[], SplitList]) -> SplitList:
+    """Return the list that `ReadOptions.lists` asks for: one of `kinds` (None: the first of them), or a file of names.
+
+    kinds: folder, frozen or hash, as far as the dataset has them.
+    """
+    kind = next(iter(kinds)) if lists is None else str(lists)
+    if kind in kinds:
+        return kinds[kind]()
+    if kind in ("folder", "frozen", "hash"):
+        found = "published list to ship" if kind == "frozen" else f"lists of kind {kind}"
+        raise DataError(f"{dataset} has no {found}; expected {', '.join(kinds)} or the path of a list.")
+    return listed(read_list(Path(kind)), Path(kind).name)
+
+
+def listed(names: Iterable[str], origin: str) -> SplitList:
+    """Return the names with their hash."""
+    names = tuple(names)
+    return SplitList(names, origin, list_hash(names))
 
 
 def by_hash(names: Iterable[str], split: str, *, shares: tuple[float, float] = (0.8, 0.1)) -> SplitList:
@@ -103,13 +122,13 @@ def by_hash(names: Iterable[str], split: str, *, shares: tuple[float, float] = (
     parts = {"train": ranked[:first], "val": ranked[first:second], "test": ranked[second:], "all": ranked}
     if split not in parts:
         raise ConfigError(f"unknown split {split!r}{did_you_mean(split, parts)}")
-    return SplitList(tuple(sorted(parts[split])), "hash rule of sader (not published)", list_hash(parts[split]))
+    return listed(sorted(parts[split]), "hash rule of sader (not published)")
 
 
 def joined(lists: Sequence[SplitList]) -> SplitList:
     """Return several lists as one."""
-    names = tuple(dict.fromkeys(name for each in lists for name in each.names))
-    return SplitList(names, ", ".join(dict.fromkeys(each.origin for each in lists)), list_hash(names))
+    names = dict.fromkeys(name for each in lists for name in each.names)
+    return listed(names, ", ".join(dict.fromkeys(each.origin for each in lists)))
 
 
 RANDOM = "published_random"
