@@ -34,6 +34,10 @@ class BaselineConfig:
     dates: int | None = 3
     """Number of dates of the network; None = any. Dates are chosen or repeated to fit (`BaselineInputs.arranged`)."""
 
+    least_dates = 1
+    """Fewest dates of a network with a fixed number of them; 0 for one that takes any number."""
+    use_of_dates = "this network stacks the dates"
+    """Why the number is fixed, for an error message."""
     # Capabilities, as those of `MTCDNConfig`.
     states_error = False
     matches_dates = False
@@ -42,8 +46,20 @@ class BaselineConfig:
     def __post_init__(self) -> None:
         if not self.bands:
             raise ConfigError("network.bands is empty; expected at least one band, such as [B02, B03, B04, B08].")
-        if self.dates is not None and self.dates < 1:
-            raise ConfigError(f"network.dates is {self.dates}; expected 1 or more.")
+        if (self.dates or 0) < self.least_dates or self.dates == 0:
+            least = max(self.least_dates, 1)
+            raise ConfigError(f"network.dates is {self.dates}; {self.use_of_dates}, so it needs {least} or more.")
+
+    @property
+    def slots(self) -> int:
+        """The number of dates, of a network that has a fixed one."""
+        assert self.dates is not None
+        return self.dates
+
+    @property
+    def stacked(self) -> int:
+        """Channels of all dates together."""
+        return self.slots * self.date_channels
 
     @property
     def channels(self) -> int:
@@ -321,6 +337,10 @@ class Baseline(nn.Module, ABC):
         """Return the loss of the main phase and its terms, for validation."""
         phase = next(phase for phase in self.losses(batch, generator) if phase.name == MAIN)
         return phase.loss, dict(phase.terms)
+
+    def arranged(self, inputs: BaselineInputs) -> BaselineInputs:
+        """Return the inputs with the number of dates of the network."""
+        return inputs if self.config.dates is None else inputs.arranged(self.config.dates)
 
     def example(self, batch: SeriesBatch) -> Example:
         """Return the batch in the model's range, masked, and padded to the network's multiple."""

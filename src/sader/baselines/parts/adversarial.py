@@ -132,13 +132,17 @@ class ConditionalGan(Baseline):
     def generated(self, inputs: BaselineInputs) -> Tensor:
         """Return the clear image (B, C, H, W) of inputs with the network's number of dates."""
 
+    def with_features(self, inputs: BaselineInputs) -> tuple[Tensor, Any]:
+        """Return `generated`, and what `more_terms` needs."""
+        return self.generated(inputs), None
+
+    def more_terms(self, example: Example, inputs: BaselineInputs, found: Any) -> dict[str, tuple[float, Tensor]]:
+        """Return further terms of the generator's loss with their weights; found: of `with_features`."""
+        return {}
+
     def judged(self, inputs: BaselineInputs, image: Tensor) -> Tensor:
         """Return the discriminator's map for an image beside its dates."""
         return self.discriminator(torch.cat([inputs.joined, image], dim=1))
-
-    def arranged(self, inputs: BaselineInputs) -> BaselineInputs:
-        """Return the inputs with the number of dates of the network."""
-        return inputs if self.config.dates is None else inputs.arranged(self.config.dates)
 
     @property
     def counted(self) -> nn.Module:
@@ -152,7 +156,8 @@ class ConditionalGan(Baseline):
 
     def phases_of(self, example: Example, generator: torch.Generator) -> Iterator[Phase]:
         inputs = self.arranged(example.inputs)
-        fake = self.generated(inputs).float()
+        fake, found = self.with_features(inputs)
+        fake = fake.float()
 
         def judge(image: Tensor) -> Tensor:
             return self.judged(inputs, image)
@@ -161,7 +166,10 @@ class ConditionalGan(Baseline):
         yield Phase(DISCRIMINATOR, loss, terms)
         l1 = example.mean((fake - example.clear).abs())
         adversarial = gan_loss(judge(fake), True, self.gan_kind)
-        yield Phase(MAIN, adversarial + self.l1_weight * l1, {"l1": l1.detach(), "adversarial": adversarial.detach()})
+        total, terms = adversarial + self.l1_weight * l1, {"l1": l1, "adversarial": adversarial}
+        for name, (weight, value) in self.more_terms(example, inputs, found).items():
+            total, terms[name] = total + weight * value, value
+        yield Phase(MAIN, total, {name: value.detach() for name, value in terms.items()})
 
 
 class Features(NamedTuple):
@@ -271,7 +279,7 @@ class StridedDiscriminator(nn.Module):
 
 
 class ExtractorGan(ConditionalGan):
-    """Dates through `self.extractor`, their features through `joined_image`; the losses of CTGAN and PMAA."""
+    """Dates through the extractor of the generator, their features through the rest of it; losses of CTGAN and PMAA."""
 
     gan_kind = "lsgan"
     mask_weight: float = 1.0
@@ -280,49 +288,23 @@ class ExtractorGan(ConditionalGan):
     def __init__(self, config: BaselineConfig, generator: nn.Module, *, judge_widths: tuple[int, ...]) -> None:
         """`generator` holds its `extractor`; a strided discriminator over all dates and the image is added."""
         super().__init__(config)
-        assert config.dates is not None
         self.generator = generator
-        self.discriminator = StridedDiscriminator(config.dates * config.date_channels + config.channels, judge_widths)
+        self.discriminator = StridedDiscriminator(config.stacked + config.channels, judge_widths)
         normal_init(self)
 
-    @property
-    def extractor(self) -> DateExtractor:
-        """The network of one date at a time."""
-        return cast(DateExtractor, self.generator.extractor)
-
-    def joined_image(self, maps: Tensor) -> Tensor:
-        """Return the clear image (B, C, H, W) from the features (B, T, width, H, W) of all dates."""
-        return self.generator(maps)
-
-    def features(self, inputs: BaselineInputs) -> Features:
-        """Return the features of all dates, N = B * T."""
-        return self.extractor(inputs.stacked.flatten(0, 1))
-
     def generated(self, inputs: BaselineInputs) -> Tensor:
-        return self._with_features(inputs)[0]
+        return self.with_features(inputs)[0]
 
-    def _with_features(self, inputs: BaselineInputs) -> tuple[Tensor, Features]:
-        found = self.features(inputs)
-        return self.joined_image(found.maps.unflatten(0, inputs.cloudy.shape[:2])), found
+    def with_features(self, inputs: BaselineInputs) -> tuple[Tensor, Features]:
+        extractor = cast(DateExtractor, self.generator.extractor)
+        found: Features = extractor(inputs.stacked.flatten(0, 1))
+        return self.generator(found.maps.unflatten(0, inputs.cloudy.shape[:2])), found
 
-    def phases_of(self, example: Example, generator: torch.Generator) -> Iterator[Phase]:
-        inputs = self.arranged(example.inputs)
-        fake, found = self._with_features(inputs)
-        fake = fake.float()
-
-        def judge(image: Tensor) -> Tensor:
-            return self.judged(inputs, image)
-
-        loss, terms = discriminator_loss(judge, example.known(fake), fake, self.gan_kind)
-        yield Phase(DISCRIMINATOR, loss, terms)
-        adversarial = gan_loss(judge(fake), True, self.gan_kind)
-        l1 = example.mean((fake - example.clear).abs())
+    def more_terms(self, example: Example, inputs: BaselineInputs, found: Any) -> dict[str, tuple[float, Tensor]]:
         mask = self._mask_error(inputs, found.mask.float())
         guesses = found.image.float().unflatten(0, inputs.cloudy.shape[:2])
         aux = torch.stack([example.mean((guess - example.clear).abs()) for guess in guesses.unbind(dim=1)]).mean()
-        total = adversarial + self.l1_weight * l1 + self.mask_weight * mask + self.aux_weight * aux
-        named = {"l1": l1, "adversarial": adversarial, "mask": mask, "auxiliary": aux}
-        yield Phase(MAIN, total, {name: value.detach() for name, value in named.items()})
+        return {"mask": (self.mask_weight, mask), "auxiliary": (self.aux_weight, aux)}
 
     def _mask_error(self, inputs: BaselineInputs, mask: Tensor) -> Tensor:
         """Return the mean squared error of the masks where the true masks are known."""

@@ -135,9 +135,7 @@ def _levels(sigma: float, like: Tensor) -> Tensor:
 
 
 @torch.no_grad()
-def sample_multistep(
-    denoise: DenoiseImage, noise: ImageNoise, sigmas: Tensor, *, callback: Callable[[int, Tensor], None] | None = None
-) -> Tensor:
+def sample_multistep(denoise: DenoiseImage, noise: ImageNoise, sigmas: Tensor) -> Tensor:
     """Return the image (B, C, H, W) of DPM-Solver++(2M): one evaluation a step, second order from the second step on.
 
     sigmas: falling noise levels, the last above 0. With h the step in ln sigma and D' the denoised image of the step
@@ -155,15 +153,11 @@ def sample_multistep(
             target = denoised + log_steps[step] / (2 * log_steps[step - 1]) * (denoised - before)
         x = target + (lower / sigma) * (x - target)
         before = denoised
-        if callback is not None:
-            callback(step, denoised)
     return denoise(x, _levels(levels[-1], x))
 
 
 @torch.no_grad()
-def sample_ancestral(
-    denoise: DenoiseImage, noise: ImageNoise, sigmas: Tensor, *, callback: Callable[[int, Tensor], None] | None = None
-) -> Tensor:
+def sample_ancestral(denoise: DenoiseImage, noise: ImageNoise, sigmas: Tensor) -> Tensor:
     """Return the image (B, C, H, W) of the DDPM reverse chain over the given noise levels, the last being 0.
 
     The posterior of a DDPM step from sigma to sigma', in the scaled variable, has the mean
@@ -179,6 +173,4 @@ def sample_ancestral(
         x = denoised + share * (x - denoised)
         if lower > 0:
             x = x + lower * (1 - share) ** 0.5 * noise(step + 1)
-        if callback is not None:
-            callback(step, denoised)
     return denoised

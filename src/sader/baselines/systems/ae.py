@@ -64,13 +64,10 @@ class Autoencoders(Baseline):
 
     def __init__(self, config: AutoencoderConfig) -> None:
         super().__init__(config)
-        assert config.dates is not None
-        self.network = BandAutoencoders(config.channels, config.dates, config.widths)
+        self.network = BandAutoencoders(config.channels, config.slots, config.widths)
 
     def clear_image(self, inputs: BaselineInputs, noise: NoiseOf, *, steps: int | None = None) -> Tensor:
-        assert self.config.dates is not None
-        dates = inputs.arranged(self.config.dates).cloudy
-        return self.network(rearrange(dates, "b t c h w -> b (c t) h w"))
+        return self.network(rearrange(self.arranged(inputs).cloudy, "b t c h w -> b (c t) h w"))
 
     def phases_of(self, example: Example, generator: torch.Generator) -> Iterator[Phase]:
         error = (self(example.inputs).float() - example.clear).square()

@@ -18,7 +18,6 @@ from einops import rearrange
 from torch import Tensor, nn
 
 from sader.baselines.baseline import MAIN, Baseline, BaselineConfig, BaselineInputs, Example, NoiseOf, Phase, System
-from sader.errors import ConfigError
 
 
 @dataclass(frozen=True)
@@ -33,11 +32,7 @@ class CrTsNetConfig(BaselineConfig):
     """3D residual blocks over the dates."""
     residual_scale: float = 0.1
     """Factor of a block's residual branch."""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.dates is None:
-            raise ConfigError("network.dates is None; the last kernel of CR-TS Net spans the dates: use 3 or another.")
+    use_of_dates = "the last kernel of CR-TS Net spans the dates"
 
 
 class ScaledResidual(nn.Module):
@@ -60,7 +55,6 @@ class CrTsNet(Baseline):
 
     def __init__(self, config: CrTsNetConfig) -> None:
         super().__init__(config)
-        assert config.dates is not None
         width, scale = config.width, config.residual_scale
         self.date_in = nn.Conv2d(config.date_channels, width, 3, padding=1)
         self.date_blocks = nn.Sequential(
@@ -70,22 +64,17 @@ class CrTsNet(Baseline):
         self.series_blocks = nn.Sequential(
             *(ScaledResidual(nn.Conv3d, width, scale=scale) for _ in range(config.series_blocks))
         )
-        self.out = nn.Conv3d(width, config.channels, (config.dates, 3, 3), padding=(0, 1, 1))
+        self.out = nn.Conv3d(width, config.channels, (config.slots, 3, 3), padding=(0, 1, 1))
 
-    def generated(self, inputs: BaselineInputs) -> Tensor:
-        """Return the clear image (B, C, H, W) in the model's range."""
-        assert self.config.dates is not None
-        frames = inputs.arranged(self.config.dates).stacked
+    def clear_image(self, inputs: BaselineInputs, noise: NoiseOf, *, steps: int | None = None) -> Tensor:
+        frames = self.arranged(inputs).stacked
         x = F.relu(self.date_in(rearrange(frames, "b t c h w -> (b t) c h w")))
-        x = rearrange(self.date_blocks(x), "(b t) d h w -> b d t h w", t=self.config.dates)
+        x = rearrange(self.date_blocks(x), "(b t) d h w -> b d t h w", t=self.config.slots)
         x = self.series_blocks(F.relu(self.series_in(x)))
         return torch.tanh(self.out(x)[:, :, 0])
 
-    def clear_image(self, inputs: BaselineInputs, noise: NoiseOf, *, steps: int | None = None) -> Tensor:
-        return self.generated(inputs)
-
     def phases_of(self, example: Example, generator: torch.Generator) -> Iterator[Phase]:
-        loss = example.mean((self.generated(example.inputs).float() - example.clear).abs())
+        loss = example.mean((self(example.inputs).float() - example.clear).abs())
         yield Phase(MAIN, loss, {"l1": loss.detach()})
 
 

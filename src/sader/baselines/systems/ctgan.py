@@ -53,10 +53,10 @@ class CtGanConfig(BaselineConfig):
     dropout: float = 0.1
     judge_widths: tuple[int, ...] = (64, 64, 128, 256, 512)
 
+    least_dates, use_of_dates = 2, "CTGAN joins pairs of dates"
+
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.dates is None or self.dates < 2:
-            raise ConfigError(f"network.dates is {self.dates}; CTGAN joins pairs of dates and needs 2 or more.")
         if self.size < 4 or self.size % 4:
             raise ConfigError(f"network.size is {self.size}; expected a multiple of 4.")
 
@@ -159,8 +159,7 @@ class CtGenerator(nn.Module):
 
     def __init__(self, config: CtGanConfig) -> None:
         super().__init__()
-        assert config.dates is not None
-        self.pairs = list(combinations(range(config.dates), 2))
+        self.pairs = list(combinations(range(config.slots), 2))
         self.extractor = DateExtractor(
             config.date_channels, config.channels, width=config.width, hidden=config.hidden, norm="batch"
         )

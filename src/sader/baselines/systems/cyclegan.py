@@ -108,8 +108,7 @@ class CycleGan(Baseline):
 
     def __init__(self, config: CycleGanConfig) -> None:
         super().__init__(config)
-        assert config.dates is not None
-        stacked, image = config.dates * config.date_channels, config.channels
+        stacked, image = config.stacked, config.channels
         sizes = {"width": config.width, "blocks": config.blocks}
         self.clearing = ResNetGenerator(stacked, image, norm="instance", **sizes)
         self.clouding = ResNetGenerator(image, stacked, norm="instance", **sizes)
@@ -136,15 +135,11 @@ class CycleGan(Baseline):
         for name, pool in self.pools.items():
             pool.images = memory[name].to(device) if name in memory else None
 
-    def _arranged(self, inputs: BaselineInputs) -> BaselineInputs:
-        assert self.config.dates is not None
-        return inputs.arranged(self.config.dates)
-
     def clear_image(self, inputs: BaselineInputs, noise: NoiseOf, *, steps: int | None = None) -> Tensor:
-        return self.clearing(self._arranged(inputs).joined)
+        return self.clearing(self.arranged(inputs).joined)
 
     def phases_of(self, example: Example, generator: torch.Generator) -> Iterator[Phase]:
-        inputs, config = self._arranged(example.inputs), self.config
+        inputs, config = self.arranged(example.inputs), self.config
         cloudy = inputs.joined
         clear = self.clearing(cloudy).float()
         truth = example.known(clear)

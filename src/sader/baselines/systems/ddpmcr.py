@@ -42,11 +42,10 @@ class DdpmCrConfig(BaselineConfig):
     """Window in pixels, odd, whose mean is the low frequency of an error."""
     cloud_weight: float = 1.0
     """Weight of the error under clouds beside the two frequency terms."""
+    use_of_dates = "DDPM-CR stacks the dates as channels"
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.dates is None:
-            raise ConfigError("network.dates is None; DDPM-CR stacks the dates as channels: use 3 or another number.")
         if len(self.head_blocks) != len(self.extractor.multipliers) or min(self.head_blocks) < 1 or self.blur % 2 == 0:
             raise ConfigError(
                 f"network.head_blocks is {self.head_blocks} for {len(self.extractor.multipliers)} levels and "
@@ -110,15 +109,12 @@ class DdpmCr(Baseline):
 
     def __init__(self, config: DdpmCrConfig) -> None:
         super().__init__(config)
-        assert config.dates is not None
-        stacked = config.dates * config.date_channels
-        self.extractor = UNet(stacked, stacked, config.extractor)
-        self.head = RemovalHead(config, stacked)
+        self.extractor = UNet(config.stacked, config.stacked, config.extractor)
+        self.head = RemovalHead(config, config.stacked)
 
     def stack(self, inputs: BaselineInputs) -> Tensor:
         """Return the dates as channels, (B, T (C + A), H, W), as many as the network is built for."""
-        assert self.config.dates is not None
-        return inputs.arranged(self.config.dates).joined
+        return self.arranged(inputs).joined
 
     def features(self, stack: Tensor, sigma: Tensor, noise: Tensor) -> list[Tensor]:
         """Return the extractor's decoder features, finest first, of stack + sigma noise."""

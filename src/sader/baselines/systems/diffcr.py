@@ -43,6 +43,7 @@ class DiffCRConfig(BaselineConfig):
     """Sizes and schedules of DiffCR; the defaults are the paper's."""
 
     dates: int | None = None
+    least_dates = 0
     width: int = 64
     """Channels at full resolution, doubled at each level."""
     levels: int = 4

@@ -39,6 +39,7 @@ class EmrdmConfig(BaselineConfig):
     """Sizes and process of EMRDM; the defaults are the paper's for Sen2_MTC_New."""
 
     dates: int | None = None
+    least_dates = 0
     patch: int = 4
     """Pixels along a side of a token of the finest level."""
     widths: tuple[int, ...] = (256, 512, 768)

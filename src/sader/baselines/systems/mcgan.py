@@ -102,10 +102,8 @@ class McGan(ConditionalGan):
 
     def __init__(self, config: McGanConfig) -> None:
         super().__init__(config)
-        assert config.dates is not None
-        stacked = config.dates * config.date_channels
-        self.generator = UNet(stacked, config.channels, config)
-        self.discriminator = TwoStemDiscriminator(stacked, config.channels, config)
+        self.generator = UNet(config.stacked, config.channels, config)
+        self.discriminator = TwoStemDiscriminator(config.stacked, config.channels, config)
         normal_init(self)
 
     def generated(self, inputs: BaselineInputs) -> Tensor:

@@ -40,10 +40,8 @@ class Pix2Pix(ConditionalGan):
 
     def __init__(self, config: Pix2PixConfig) -> None:
         super().__init__(config)
-        assert config.dates is not None
-        stacked = config.dates * config.date_channels
-        self.generator = ResNetGenerator(stacked, config.channels, width=config.width, blocks=config.blocks)
-        self.discriminator = PatchDiscriminator(stacked + config.channels, widths=config.judge_widths)
+        self.generator = ResNetGenerator(config.stacked, config.channels, width=config.width, blocks=config.blocks)
+        self.discriminator = PatchDiscriminator(config.stacked + config.channels, widths=config.judge_widths)
         normal_init(self)
 
     def generated(self, inputs: BaselineInputs) -> Tensor:

@@ -142,11 +142,10 @@ class PmaaGenerator(nn.Module):
 
     def __init__(self, config: PmaaConfig) -> None:
         super().__init__()
-        assert config.dates is not None
         self.extractor = DateExtractor(
             config.date_channels, config.channels, width=config.width, hidden=config.hidden, norm="instance"
         )
-        widths = [config.dates * config.width, *[config.width] * config.blocks]
+        widths = [config.slots * config.width, *[config.width] * config.blocks]
         self.blocks = nn.Sequential(*(MultiScaleBlock(a, b, config) for a, b in pairwise(widths)))
         self.out = nn.Sequential(nn.Conv2d(config.width, config.channels, 1), nn.Tanh())
 

@@ -32,6 +32,7 @@ class SeqDMsConfig(BaselineConfig):
     """Sizes of SeqDMs, assumed."""
 
     dates: int | None = None
+    least_dates = 0
     unet: UNetConfig = field(
         default_factory=lambda: UNetConfig(width=64, multipliers=(1, 2, 4, 8), attention_from=3, emb_width=256)
     )

@@ -19,7 +19,6 @@ from torch import Tensor, nn
 from sader.baselines.baseline import BaselineConfig, BaselineInputs, System
 from sader.baselines.parts.adversarial import GAN_RECIPE, ConditionalGan, PatchDiscriminator, normal_init
 from sader.baselines.parts.resnet import ResidualBlock, down, head, stem, up
-from sader.errors import ConfigError
 
 LEVELS = 3
 
@@ -37,10 +36,7 @@ class StGanConfig(BaselineConfig):
     judge_widths: tuple[int, ...] = (64, 128, 256)
     """Channels of the discriminator's stride-2 convolutions."""
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.dates is None or self.dates < 2:
-            raise ConfigError(f"network.dates is {self.dates}; STGAN joins pairs of dates and needs 2 or more.")
+    least_dates, use_of_dates = 2, "STGAN joins pairs of dates"
 
     @property
     def multiple(self) -> int:
@@ -52,8 +48,7 @@ class PairGenerator(nn.Module):
 
     def __init__(self, config: StGanConfig) -> None:
         super().__init__()
-        assert config.dates is not None
-        self.pairs = list(combinations(range(config.dates), 2))
+        self.pairs = list(combinations(range(config.slots), 2))
         self.stem = stem(config.date_channels, config.width, norm="batch")
         wide = [2 * config.width * 2**level for level in range(LEVELS + 1)]
         self.encoder = nn.Sequential(
@@ -79,10 +74,8 @@ class StGan(ConditionalGan):
 
     def __init__(self, config: StGanConfig) -> None:
         super().__init__(config)
-        assert config.dates is not None
         self.generator = PairGenerator(config)
-        seen = config.dates * config.date_channels + config.channels
-        self.discriminator = PatchDiscriminator(seen, widths=config.judge_widths)
+        self.discriminator = PatchDiscriminator(config.stacked + config.channels, widths=config.judge_widths)
         normal_init(self)
 
     def generated(self, inputs: BaselineInputs) -> Tensor:

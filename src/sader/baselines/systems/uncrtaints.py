@@ -34,6 +34,7 @@ class UnCRtainTSConfig(BaselineConfig):
     """Sizes of UnCRtainTS; the defaults are the paper's."""
 
     dates: int | None = None
+    least_dates = 0
     width: int = 128
     """Channels everywhere."""
     decoder_blocks: int = 5
