@@ -13,10 +13,11 @@ import pytest
 import torch
 from torch.utils.data import DataLoader
 
+from sader.bands import BANDS_RGBN as RGBN
 from sader.cli.main import main
 from sader.data.bank import SeriesBank, SeriesMaker
 from sader.data.items import paper_task
-from sader.data.pack import RGBN, pack_dataset
+from sader.data.pack import pack_dataset
 from sader.data.plan import PUBLIC_SOURCES, MakerSettings
 from sader.data.public.dataset import PublicSeries, ReadOptions
 from sader.data.public.registry import DATASETS, DatasetItems, open_dataset, recognise

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from sader.data.clouds import BANDS13
+from sader.bands import BANDS_13
 from sader.data.synthetic.landscape import CROPS, MATERIALS, SPECTRA, Land, crop_cover
 from sader.data.synthetic.scene import CLASSES, Place, demo_scene, make_place, make_series
 from sader.errors import BandError, ConfigError, ShapeError
@@ -39,7 +39,7 @@ def test_bands_are_picked_not_redrawn() -> None:
     # Noise is drawn per band asked for, so compare within its size.
     all_bands = make_place(5, size=(48, 48), dates=1).surface[0]
     nir = make_place(5, size=(48, 48), bands=("B08",), dates=1).surface[0, 0]
-    assert np.abs(all_bands[BANDS13.index("B08")] - nir).max() < 0.03
+    assert np.abs(all_bands[BANDS_13.index("B08")] - nir).max() < 0.03
 
 
 @pytest.mark.parametrize("size", [(16, 16), (40, 130), (97, 33)])
@@ -103,7 +103,7 @@ def test_crop_calendar_is_smooth_and_covers_at_most_the_ground() -> None:
 
 
 def test_materials_are_reflectances() -> None:
-    assert SPECTRA.shape == (len(MATERIALS), len(BANDS13))
+    assert SPECTRA.shape == (len(MATERIALS), len(BANDS_13))
     assert SPECTRA.min() > 0
     assert SPECTRA.max() < 0.6
 
@@ -140,7 +140,7 @@ def test_hill_sides_towards_the_sun_are_brighter(summer: Place) -> None:
     down, right = np.gradient(land.elevation)
     towards = -(down * -np.cos(azimuth) + right * np.sin(azimuth))  # falls towards the sun
     forest = (land.forest > 0.9) & (land.hilly > 0.5)
-    nir = summer.surface[0, BANDS13.index("B08")]
+    nir = summer.surface[0, BANDS_13.index("B08")]
     assert np.corrcoef(nir[forest], towards[forest])[0, 1] > 0.3
 
 

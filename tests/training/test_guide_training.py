@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 
+from sader.bands import BANDS_13
 from sader.data.bank import SeriesBank, SeriesMaker
 from sader.data.plan import MakerSettings
 from sader.errors import DataError, TrainingError
@@ -126,28 +127,28 @@ def eurosat(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.filterwarnings("ignore::rasterio.errors.NotGeoreferencedWarning")
 def test_eurosat_ms_is_packed_band_by_band(eurosat: Path, tmp_path: Path) -> None:
-    from sader.data.pack import EUROSAT_BANDS, MSI, pack_sources
+    from sader.data.pack import EUROSAT_BANDS, pack_sources
     from sader.data.shards import read_shards
 
     assert EUROSAT_BANDS[-1] == "B8A"
-    assert sorted(EUROSAT_BANDS) == sorted(MSI)
-    packed = pack_sources([eurosat], tmp_path, bands=MSI, step=1)  # the layout is recognised
+    assert sorted(EUROSAT_BANDS) == sorted(BANDS_13)
+    packed = pack_sources([eurosat], tmp_path, bands=BANDS_13, step=1)  # the layout is recognised
     assert packed["train"].records + packed["val"].records == 6
     record = next(iter(read_shards(tmp_path / "train")))
-    assert record.bands == MSI
+    assert record.bands == BANDS_13
     assert record.dn.shape == (1, 13, 64, 64)
     order = record.dn[0].reshape(13, -1).min(axis=1) // 100
-    assert dict(zip(MSI, order.tolist(), strict=True)) == {b: 1 + k for k, b in enumerate(EUROSAT_BANDS)}
+    assert dict(zip(BANDS_13, order.tolist(), strict=True)) == {b: 1 + k for k, b in enumerate(EUROSAT_BANDS)}
     (tmp_path / "broken").mkdir()
     with pytest.raises(DataError, match=r"expected the layout of EuroSAT-MS"):
-        pack_sources([f"eurosatms:{tmp_path / 'broken'}"], tmp_path / "out", bands=MSI)
+        pack_sources([f"eurosatms:{tmp_path / 'broken'}"], tmp_path / "out", bands=BANDS_13)
 
 
 @pytest.mark.filterwarnings("ignore::rasterio.errors.NotGeoreferencedWarning")
 def test_the_published_pretraining_runs_on_eurosat_ms(eurosat: Path, tmp_path: Path) -> None:
-    from sader.data.pack import MSI, pack_sources
+    from sader.data.pack import pack_sources
 
-    pack_sources([eurosat], tmp_path / "shards", bands=MSI, step=1, split="none")
+    pack_sources([eurosat], tmp_path / "shards", bands=BANDS_13, step=1, split="none")
     config = resolve_guide([tmp_path / "shards"], tmp_path / "run", kind="mae-paper", bands="B04,B03,B02")
     train = config.train
     assert (train.epochs, train.batch_size, train.crop, config.size, config.block) == (100, 16, 64, 256, 8)

@@ -45,11 +45,12 @@ def pack(
     eurosat_limit: Annotated[int | None, typer.Option(help="Keep so many mosaics of each EuroSAT class.")] = None,
 ) -> None:  # fmt: skip
     """Pack scenes into compact shards, which NumPy alone can read."""
-    from sader.data.pack import MSI, RGBN, PackedSplit, pack_dataset, pack_sources
+    from sader.bands import BANDS_13, BANDS_RGBN
+    from sader.data.pack import PackedSplit, pack_dataset, pack_sources
     from sader.data.shards import SeriesRecord
     from sader.errors import ConfigError
 
-    named = {"rgbn": RGBN, "msi": MSI}
+    named = {"rgbn": BANDS_RGBN, "msi": BANDS_13}
     chosen = named.get(bands.lower()) or tuple(name.strip() for name in bands.split(","))
 
     def show(record: SeriesRecord) -> None:

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from sader.bands import BANDS_10, BANDS_12, BANDS_13, BANDS_RGBN, RGB
 from sader.errors import BandError, ShapeError, require
 
 S2CLOUDLESS_BANDS = ("B01", "B02", "B04", "B05", "B08", "B8A", "B09", "B10", "B11", "B12")
@@ -83,13 +84,8 @@ def _double(image: np.ndarray, size: tuple[int, ...]) -> np.ndarray:
     return image
 
 
-_THIRTEEN = ("B01", "B02", "B03", "B04", "B05", "B06", "B07", "B08", "B8A", "B09", "B10", "B11", "B12")
 USUAL_BANDS: dict[int, tuple[str, ...]] = {
-    3: ("B04", "B03", "B02"),
-    4: ("B02", "B03", "B04", "B08"),
-    10: ("B02", "B03", "B04", "B05", "B06", "B07", "B08", "B8A", "B11", "B12"),
-    12: tuple(band for band in _THIRTEEN if band != "B10"),
-    13: _THIRTEEN,
+    len(bands): bands for bands in (RGB, BANDS_RGBN, BANDS_10, BANDS_12, BANDS_13)
 }
 """Bands assumed from their number when no names are given."""
 

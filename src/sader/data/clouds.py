@@ -14,6 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from sader.bands import BANDS_13
 from sader.errors import BandError, ConfigError, ShapeError, ValueRangeError, did_you_mean
 
 
@@ -117,9 +118,7 @@ def quick_size(size: int) -> int:
     return -(-size // 32) * 32
 
 
-BANDS13 = ("B01", "B02", "B03", "B04", "B05", "B06", "B07", "B08", "B8A", "B09", "B10", "B11", "B12")
-
-# Per band, in the order of BANDS13. Thick cloud relative to its B02, and the share of the radiance that a full
+# Per band, in the order of BANDS_13. Thick cloud relative to its B02, and the share of the radiance that a full
 # shadow removes, were measured in Sentinel-2 L1C images; B09 and B10 observe only what is above the water vapour, so
 # they range from the low-cloud value to the high-cloud value.
 _WAVELENGTH = (443, 490, 560, 665, 705, 740, 783, 842, 865, 945, 1375, 1610, 2190)
@@ -358,21 +357,12 @@ def apply_clouds(
     return cloudy.clamp(0, 1), cloud_mask, shadow_mask, cloud_mask & (through > 0.5)
 
 
-def paste_clouds(
-    clear: Tensor,
-    donor: Tensor,
-    donor_mask: Tensor,
-    *,
-    feather: float = 0.0,
-    generator: torch.Generator | None = None,
-    max_shift: int = 0,
-) -> tuple[Tensor, Tensor]:
+def paste_clouds(clear: Tensor, donor: Tensor, donor_mask: Tensor, *, feather: float = 0.0) -> tuple[Tensor, Tensor]:
     """Return (cloudy (B, C, H, W), mask bool (B, H, W)): real clouds and shadows of `donor` pasted over `clear`.
 
     `donor` (B, C, H, W) is another image in the same bands and levels, `donor_mask` bool (B, H, W) marks what to take.
     `feather` is the width in pixels, 0 to 10, of the soft edge inside the mask, so that none of the donor's ground is
-    pasted; 0 gives a hard edge. With a `generator` each donor is flipped at random and moved by up to
-    `max_shift` pixels; pixels from outside the donor are not pasted. `mask` marks exactly the changed pixels.
+    pasted; 0 gives a hard edge. `mask` marks exactly the changed pixels.
     """
     if clear.shape != donor.shape or clear.ndim != 4:
         raise ShapeError(
@@ -385,8 +375,6 @@ def paste_clouds(
         )
     if feather < 0:
         raise ConfigError(f"feather is {feather}; expected at least 0 pixels (0 gives a hard edge).")
-    if generator is not None:
-        donor, donor_mask = _flip_and_move(donor, donor_mask, max_shift, generator)
     if feather == 0:
         return torch.where(donor_mask[:, None], donor, clear), donor_mask
     weight = (2 * _blur(donor_mask.to(clear.dtype), feather / 2) - 1).clamp(0, 1) * donor_mask
@@ -397,13 +385,13 @@ def paste_clouds(
 
 
 def band_indices(bands: Sequence[str]) -> list[int]:
-    """Return the indices of `bands` in BANDS13, or raise a BandError with the unknown band."""
+    """Return the indices of `bands` in BANDS_13, or raise a BandError with the unknown band."""
     if isinstance(bands, str) or len(bands) == 0:
         raise BandError(f"bands is {bands!r}; expected a sequence of names such as ('B02', 'B03', 'B04', 'B08').")
     for band in bands:
-        if band not in BANDS13:
-            raise BandError(f"unknown band {band!r}{did_you_mean(str(band), BANDS13)}")
-    return [BANDS13.index(band) for band in bands]
+        if band not in BANDS_13:
+            raise BandError(f"unknown band {band!r}{did_you_mean(str(band), BANDS_13)}")
+    return [BANDS_13.index(band) for band in bands]
 
 
 def _draw_coverage(draw: Draws, settings: CloudSettings) -> Tensor:
@@ -458,22 +446,3 @@ def _blur(mask: Tensor, deviation: float) -> Tensor:
     kernel = kernel / kernel.sum()
     x = F.pad(mask[:, None], (radius,) * 4, mode="replicate")
     return F.conv2d(F.conv2d(x, kernel[None, None, None]), kernel[None, None, :, None])[:, 0]
-
-
-def _flip_and_move(donor: Tensor, mask: Tensor, max_shift: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
-    batch, _, height, width = donor.shape
-    device = donor.device
-
-    def lookup(size: int) -> tuple[Tensor, Tensor]:
-        shift = torch.randint(-max_shift, max_shift + 1, (batch, 1), generator=generator, device=device)
-        flip = torch.randint(0, 2, (batch, 1), generator=generator, device=device).bool()
-        place = torch.arange(size, device=device)[None, :] - shift
-        place = torch.where(flip, size - 1 - place, place)
-        return place.clamp(0, size - 1), (place >= 0) & (place < size)
-
-    rows, inside_y = lookup(height)
-    columns, inside_x = lookup(width)
-    image = torch.arange(batch, device=device)[:, None, None]
-    where = (image, rows[:, :, None], columns[:, None, :])
-    moved = donor.movedim(1, -1)[where].movedim(-1, 1)
-    return moved, mask[where] & inside_y[:, :, None] & inside_x[:, None, :]

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import warnings
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from sader.data.batch import CLEAR, SHADOW, THICK, THIN, UNKNOWN
+from sader.data.public.images import opened_tiff
 from sader.errors import DataError, require
 
 MOST_MASKED = 0.05
@@ -41,20 +41,16 @@ def read_labels(path: Path, size: tuple[int, int], *, window: Any = None) -> np.
     size: height and width of the scene. The file may be coarser, such as SCL at 20 m. window: a part of the scene.
     """
     rasterio = require("rasterio", extra="geo", purpose="reading GeoTIFF")
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", rasterio.errors.NotGeoreferencedWarning)
-        with rasterio.open(path) as file:
-            if file.height * size[1] != file.width * size[0]:
-                raise DataError(
-                    f"{path} is {(file.height, file.width)} pixels and its scene {size}; expected the same area. "
-                    "Warp it first."
-                )
-            part = window or rasterio.windows.Window(0, 0, size[1], size[0])
-            shape, factor = (int(part.height), int(part.width)), file.height / size[0]
-            scaled = rasterio.windows.Window(
-                *(factor * x for x in (part.col_off, part.row_off, part.width, part.height))
+    with opened_tiff(path) as file:
+        if file.height * size[1] != file.width * size[0]:
+            raise DataError(
+                f"{path} is {(file.height, file.width)} pixels and its scene {size}; expected the same area. "
+                "Warp it first."
             )
-            numbers = file.read(1, window=scaled, out_shape=shape)
+        part = window or rasterio.windows.Window(0, 0, size[1], size[0])
+        shape, factor = (int(part.height), int(part.width)), file.height / size[0]
+        scaled = rasterio.windows.Window(*(factor * x for x in (part.col_off, part.row_off, part.width, part.height)))
+        numbers = file.read(1, window=scaled, out_shape=shape)
     kind = next(ending for ending in ENDINGS if path.stem.lower().endswith(ending))[1:]
     highest = {"label": SHADOW, "scl": len(SCL) - 1, "fmask": 255, "s2cloudless": 1, "cld": 100}[kind]
     wrong = numbers[(numbers > highest) & (numbers != UNKNOWN)]

@@ -10,7 +10,6 @@ from __future__ import annotations
 import io
 import re
 import tarfile
-import warnings
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -20,20 +19,18 @@ from typing import Any
 
 import numpy as np
 
-from sader.bands import canonical
+from sader.bands import BANDS_13, BANDS_RGBN, canonical
 from sader.data.batch import CLEAR, UNKNOWN
 from sader.data.labels import MOST_MASKED, is_label_file, label_file, read_labels
 from sader.data.public.dataset import PublicDataset
-from sader.data.public.images import check_counts, read_bands, read_counts
+from sader.data.public.images import check_counts, opened_tiff, read_bands, read_counts
 from sader.data.radar import RADAR_BANDS, check_decibel, radar_counts, scale_sar
 from sader.data.shards import DEFAULT_STEP, SeriesRecord, ShardWriter, split_of
 from sader.errors import BandError, ConfigError, DataError, did_you_mean, require
 
-RGBN = ("B02", "B03", "B04", "B08")
-MSI = ("B01", "B02", "B03", "B04", "B05", "B06", "B07", "B08", "B8A", "B09", "B10", "B11", "B12")
 EUROSAT_SCALE = 0.28
 """Reflectance of the value 255 in EuroSAT's RGB JPEGs (approximate)."""
-EUROSAT_BANDS = (*MSI[:8], *MSI[9:], "B8A")
+EUROSAT_BANDS = (*BANDS_13[:8], *BANDS_13[9:], "B8A")
 """Order of the bands in the GeoTIFFs of EuroSAT-MS, which carry no names: B8A is the last."""
 WINDOW = 1200
 """Large scenes become records of at most this many pixels a side."""
@@ -54,26 +51,20 @@ def read_dn(
     `bands` chooses by description; those the file lacks are left out, unless all are. `assume` names the bands of a
     file without descriptions. Floats are reflectance. `offset` is added to counts: -1000 since baseline 04.00.
     """
-    rasterio = require("rasterio", extra="geo", purpose="reading GeoTIFF")
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", rasterio.errors.NotGeoreferencedWarning)
-            with rasterio.open(path) as file:
-                names = [canonical(text or "") or "" for text in file.descriptions]
-                if assume is not None and not any(names):
-                    names = list(assume)[: file.count]
-                wanted = list(bands) if bands is not None else [name for name in names if name]
-                chosen = [name for name in wanted if name in names]
-                if not chosen:
-                    raise BandError(
-                        f"{path} has bands {file.descriptions}; expected some of {tuple(wanted) or MSI}. "
-                        "Name its bands with --assume B02,B03,... in the order of the file."
-                    )
-                values = file.read([names.index(name) + 1 for name in chosen], window=window)
-                nodata = file.nodata
-                metres = float(abs(file.transform.a)) if file.crs is not None and file.crs.is_projected else None
-    except rasterio.errors.RasterioIOError as error:
-        raise DataError(f"cannot read {path}: {error}. Remove it or copy it again.") from error
+    with opened_tiff(path) as file:
+        names = [canonical(text or "") or "" for text in file.descriptions]
+        if assume is not None and not any(names):
+            names = list(assume)[: file.count]
+        wanted = list(bands) if bands is not None else [name for name in names if name]
+        chosen = [name for name in wanted if name in names]
+        if not chosen:
+            raise BandError(
+                f"{path} has bands {file.descriptions}; expected some of {tuple(wanted) or BANDS_13}. "
+                "Name its bands with --assume B02,B03,... in the order of the file."
+            )
+        values = file.read([names.index(name) + 1 for name in chosen], window=window)
+        nodata = file.nodata
+        metres = float(abs(file.transform.a)) if file.crs is not None and file.crs.is_projected else None
     absent = ~np.isfinite(values) if values.dtype.kind == "f" else np.zeros(values.shape, bool)
     if nodata is not None:
         absent |= values == nodata
@@ -81,6 +72,12 @@ def read_dn(
         values = np.where(absent, 0, values) * 10000.0
     counts = np.where(values == 0, 0, np.clip(np.rint(values.astype(np.float64)) + offset, 1, 65535))
     return np.where(absent, 0, counts).astype(np.uint16), tuple(chosen), metres
+
+
+def _date(path: Path) -> date | None:
+    """Return the date in the name of a file; None without one."""
+    found = _DATE.search(path.name)
+    return date(*map(int, found.groups())) if found else None
 
 
 def _stack(
@@ -99,7 +96,7 @@ def _stack(
 
 
 def read_places(
-    folder: str | Path, *, bands: Sequence[str] | None = RGBN, level: str = "L1C"
+    folder: str | Path, *, bands: Sequence[str] | None = BANDS_RGBN, level: str = "L1C"
 ) -> Iterator[SeriesRecord]:
     """Yield the places of a CloudSEN12 layout: `**/place_XX/date_k.tif` with `date_k_label.tif`."""
     folder = Path(folder)
@@ -146,7 +143,7 @@ def drop_repeats(record: SeriesRecord) -> SeriesRecord:
 def read_dated(
     folder: str | Path,
     *,
-    bands: Sequence[str] | None = RGBN,
+    bands: Sequence[str] | None = BANDS_RGBN,
     level: str = "L2A",
     source: str = "rondonia",
     strip: int = VALIDATION_STRIP,
@@ -159,16 +156,15 @@ def read_dated(
     is labelled unknown. A scene narrower than four strips is one record, which `split_of` assigns by its name.
     """
     folder = Path(folder)
-    dated = sorted((found.group(), path) for path in folder.glob("*.tif") if (found := _DATE.search(path.name)))
+    dated = sorted((when, path) for path in folder.glob("*.tif") if (when := _date(path)))
     if not dated:
         raise DataError(f"no dated GeoTIFFs in {folder}; expected names such as S2_20LMR_2022-06-14.tif.")
     dn, names, metres = _stack([path for _, path in dated], bands)
-    whens = [date(*map(int, _DATE.search(text).groups())) for text, _ in dated]  # type: ignore[union-attr]
-    days = tuple(float((when - whens[0]).days) for when in whens)
+    days = tuple(float((when - dated[0][0]).days) for when, _ in dated)
     seen = (dn > 0).all(1)
     trusted = seen.mean(axis=(1, 2), keepdims=True) > 1 - MOST_MASKED
     labels = np.where(seen & trusted, CLEAR, UNKNOWN).astype(np.uint8)
-    extra: dict[str, object] = {"dates": [when.isoformat() for when in whens]}
+    extra: dict[str, object] = {"dates": [when.isoformat() for when, _ in dated]}
     whole = SeriesRecord(dn, folder.name, source, names, labels, level, metres, days, folder.name, extra)
     width = dn.shape[-1]
     if width < 4 * strip:
@@ -181,7 +177,7 @@ def read_dated(
         )  # fmt: skip
 
 
-def read_sen12mscr_pairs(folder: str | Path, *, bands: Sequence[str] | None = RGBN) -> Iterator[SeriesRecord]:
+def read_sen12mscr_pairs(folder: str | Path, *, bands: Sequence[str] | None = BANDS_RGBN) -> Iterator[SeriesRecord]:
     """Yield pairs `ROI..._clear.tif`, `ROI..._cloudy.tif` as series of two dates, the clear one first.
 
     The clear date is labelled clear, the cloudy one unknown. The group is the region: it stays on one side of a split.
@@ -202,7 +198,7 @@ def read_sen12mscr_pairs(folder: str | Path, *, bands: Sequence[str] | None = RG
 
 
 def read_eurosat_tar(
-    path: str | Path, *, bands: Sequence[str] | None = RGBN, side: int = 4, limit: int | None = None
+    path: str | Path, *, bands: Sequence[str] | None = BANDS_RGBN, side: int = 4, limit: int | None = None
 ) -> Iterator[SeriesRecord]:
     """Yield clear single-date mosaics of side x side EuroSAT JPEGs of one class, bands B04, B03, B02.
 
@@ -211,7 +207,7 @@ def read_eurosat_tar(
     """
     from PIL import Image
 
-    chosen = tuple(name for name in (bands or MSI) if name in ("B04", "B03", "B02"))
+    chosen = tuple(name for name in (bands or BANDS_13) if name in ("B04", "B03", "B02"))
     if not chosen:
         raise BandError(f"EuroSAT RGB has bands ('B04', 'B03', 'B02'); expected some of {tuple(bands or ())}.")
     order = [("B04", "B03", "B02").index(name) for name in chosen]
@@ -251,7 +247,7 @@ def read_eurosat_ms(folder: str | Path, *, bands: Sequence[str] | None = None) -
     paths = sorted(path for path in Path(folder).glob("*/*.tif") if path.stem.startswith(f"{path.parent.name}_"))
     if not paths:
         raise DataError(f"no CLASS/CLASS_1.tif in {folder}; expected the layout of EuroSAT-MS (13-band GeoTIFFs).")
-    chosen = tuple(name for name in (bands or MSI) if name in EUROSAT_BANDS)
+    chosen = tuple(name for name in (bands or BANDS_13) if name in EUROSAT_BANDS)
     order = [EUROSAT_BANDS.index(name) for name in chosen]
     for path in paths:
         counts, seen = read_counts(path, EUROSAT_BANDS)
@@ -264,7 +260,7 @@ def read_eurosat_ms(folder: str | Path, *, bands: Sequence[str] | None = None) -
 def read_folder(
     folder: str | Path,
     *,
-    bands: Sequence[str] | None = RGBN,
+    bands: Sequence[str] | None = BANDS_RGBN,
     level: str = "L2A",
     clear: bool = False,
     assume: Sequence[str] | None = None,
@@ -287,15 +283,10 @@ def read_folder(
         raise DataError(f"no GeoTIFF under {folder}; expected *.tif, one subfolder for each place.")
     for place, paths in sorted(groups.items()):
         name = "/".join(place.relative_to(folder).parts) or folder.name
-        found = [_DATE.search(path.name) for path in paths]
-        days = None
-        if all(found):
-            whens = [date(*map(int, text.groups())) for text in found if text]
-            days = tuple(float((when - min(whens)).days) for when in whens)
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", rasterio.errors.NotGeoreferencedWarning)
-            with rasterio.open(paths[0]) as file:
-                height, width = file.height, file.width
+        whens = [when for path in paths if (when := _date(path))]
+        days = tuple(float((when - min(whens)).days) for when in whens) if len(whens) == len(paths) else None
+        with opened_tiff(paths[0]) as file:
+            height, width = file.height, file.width
         for top in range(0, height, WINDOW):
             for left in range(0, width, WINDOW):
                 window = rasterio.windows.Window(left, top, min(WINDOW, width - left), min(WINDOW, height - top))
@@ -364,7 +355,7 @@ def kind_of(path: Path) -> str:
     if is_eurosat_ms(path):
         return "eurosatms"
     direct = list(path.glob("*.tif"))
-    if len(direct) > 1 and all(_DATE.search(file.name) for file in direct):
+    if len(direct) > 1 and all(map(_date, direct)):
         return "dated"
     return "folder"
 
@@ -373,20 +364,28 @@ def kind_of(path: Path) -> str:
 class PackedSplit:
     """Files and records that were written for one split."""
 
-    files: tuple[Path, ...]
-    records: int
-    size: int
+    files: tuple[Path, ...] = ()
+    records: int = 0
     moved: str | None = None
     """Group that validates only because no other does."""
     truth: bool = True
     """Whether a series has labels of clear pixels, without which nothing can be scored."""
+
+    @property
+    def size(self) -> int:
+        """Bytes of the files."""
+        return sum(file.stat().st_size for file in self.files)
+
+    def joined(self, files: Sequence[Path], records: int) -> PackedSplit:
+        """Return the split with more files."""
+        return replace(self, files=(*self.files, *files), records=self.records + records)
 
 
 def pack_sources(
     sources: Sequence[str | Path],
     out: str | Path,
     *,
-    bands: Sequence[str] = RGBN,
+    bands: Sequence[str] = BANDS_RGBN,
     level: str | None = None,
     step: int = DEFAULT_STEP,
     split: str = "all",
@@ -405,9 +404,9 @@ def pack_sources(
     """
     if split not in ("all", "train", "val", "none"):
         raise ConfigError(f"unknown split {split}{did_you_mean(split, ('all', 'train', 'val', 'none'))}")
-    unknown = [name for name in bands if name not in MSI]
+    unknown = [name for name in bands if name not in BANDS_13]
     if unknown:
-        raise BandError(f"unknown band {unknown[0]}{did_you_mean(unknown[0], MSI)}")
+        raise BandError(f"unknown band {unknown[0]}{did_you_mean(unknown[0], BANDS_13)}")
     packed: dict[str, PackedSplit] = {}
     groups: set[tuple[int, str]] = set()
     spare: tuple[int, str] | None = None
@@ -444,10 +443,7 @@ def pack_sources(
                 progress(record)
         for where, writer in writers.items():
             writer.flush()
-            before = packed.get(where, PackedSplit((), 0, 0))
-            size = sum(file.stat().st_size for file in writer.files)
-            files = (*before.files, *writer.files)
-            packed[where] = PackedSplit(files, before.records + writer.records, before.size + size)
+            packed[where] = packed.get(where, PackedSplit()).joined(writer.files, writer.records)
     if not packed:
         raise DataError(f"nothing of {', '.join(map(str, sources))} belongs to split {split}. Try --split none.")
     if spare is not None:
@@ -469,15 +465,11 @@ def _assign_spare(packed: dict[str, PackedSplit], out: Path, group: str, validat
         files[0].parent.mkdir(exist_ok=True)
         for old, new in zip(spare.files, files, strict=True):
             old.replace(new)
-        before = packed.get("val", PackedSplit((), 0, 0))
-        files = (*before.files, *files)
-        packed["val"] = PackedSplit(files, before.records + spare.records, before.size + spare.size, moved=group)
+        packed["val"] = replace(packed.get("val", PackedSplit()).joined(files, spare.records), moved=group)
         return
     for file in spare.files:  # an earlier run with fewer places may have moved them
         (out / "val" / file.name).unlink(missing_ok=True)
-    train = packed.get("train", PackedSplit((), 0, 0))
-    joined = PackedSplit((*train.files, *spare.files), train.records + spare.records, train.size + spare.size)
-    packed["train"] = joined
+    packed["train"] = packed.get("train", PackedSplit()).joined(spare.files, spare.records)
 
 
 def pack_dataset(
@@ -503,8 +495,7 @@ def pack_dataset(
     for old in writer.folder.glob(f"{writer.name}-[0-9][0-9][0-9].shard"):
         if old not in writer.files:  # left by an earlier, longer run
             old.unlink()
-    size = sum(file.stat().st_size for file in writer.files)
-    return {split: PackedSplit(tuple(writer.files), writer.records, size)}
+    return {split: PackedSplit(tuple(writer.files), writer.records)}
 
 
 def _parse(source: str | Path) -> tuple[str, Path]:

@@ -12,8 +12,9 @@ from pathlib import Path
 
 import numpy as np
 
+from sader.bands import BANDS_RGBN as RGBN
 from sader.data.batch import CLEAR, SHADOW, THICK, THIN, UNKNOWN
-from sader.data.pack import RGBN, read_dated, read_dn, read_folder, read_places, read_sen12mscr_pairs
+from sader.data.pack import read_dated, read_dn, read_folder, read_places, read_sen12mscr_pairs
 from sader.data.public.images import read_bands
 from sader.data.shards import HELD_OUT_ROIS, SeriesRecord
 from sader.errors import DataError

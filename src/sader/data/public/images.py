@@ -10,8 +10,9 @@ import hashlib
 import os
 import re
 import warnings
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +34,19 @@ def files_in(folder: Path, suffix: str) -> list[str]:
     """Return the names in `folder` that end in `suffix`, in natural order; hidden ones (._x.tif) are left out."""
     names = (name for name in os.listdir(folder) if name.lower().endswith(suffix) and not name.startswith("."))
     return sorted(names, key=natural_key)
+
+
+@contextmanager
+def opened_tiff(path: Path) -> Iterator[Any]:
+    """Open a GeoTIFF with rasterio, georeferenced or not; a `DataError` where it cannot be read."""
+    rasterio = require("rasterio", extra="geo", purpose="reading GeoTIFF")
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", rasterio.errors.NotGeoreferencedWarning)
+            with rasterio.open(path) as file:
+                yield file
+    except (rasterio.errors.RasterioError, OSError) as error:
+        raise DataError(f"cannot read {path}: {_reason(path, error)}. Copy it again or remove it.") from error
 
 
 def read_counts(path: Path, bands: Sequence[str], *, centre: int | None = None) -> tuple[np.ndarray, np.ndarray]:
@@ -94,32 +108,25 @@ def _check_names(path: Path, descriptions: Sequence[str | None], bands: Sequence
 def _tiff(
     path: Path, names: Sequence[str] | None, numbers: Sequence[int] | None, centre: int | None, window: Any = None
 ) -> tuple[np.ndarray, float | None]:
-    bands = len(names or ())
-    rasterio = require("rasterio", extra="geo", purpose="reading GeoTIFF")
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", rasterio.errors.NotGeoreferencedWarning)
-            with rasterio.open(path) as file:
-                if names is not None:
-                    _check_names(path, file.descriptions, names)
-                if file.count == 1 and file.width == bands > 1:
-                    return _pages(path), None
-                if numbers is not None and max(numbers) > file.count:
-                    raise BandError(
-                        f"{path} has {file.count} bands; expected at least {max(numbers)}. "
-                        "Check that the folder holds the dataset named, unchanged."
-                    )
-                if centre is not None:
-                    if min(file.height, file.width) < centre:
-                        raise ShapeError(
-                            f"{path} is {file.height}x{file.width} pixels; expected at least {centre} a side. "
-                            "Download it again."
-                        )
-                    top, left = file.height // 2 - centre // 2, file.width // 2 - centre // 2
-                    window = rasterio.windows.Window(left, top, centre, centre)
-                return file.read(None if numbers is None else list(numbers), window=window), file.nodata
-    except (rasterio.errors.RasterioError, OSError) as error:
-        raise DataError(f"cannot read {path}: {_reason(path, error)}. Copy it again from the dataset.") from error
+    with opened_tiff(path) as file:
+        if names is not None:
+            _check_names(path, file.descriptions, names)
+        if file.count == 1 and file.width == len(names or ()) > 1:
+            return _pages(path), None
+        if numbers is not None and max(numbers) > file.count:
+            raise BandError(
+                f"{path} has {file.count} bands; expected at least {max(numbers)}. "
+                "Check that the folder holds the dataset named, unchanged."
+            )
+        if centre is not None:
+            if min(file.height, file.width) < centre:
+                raise ShapeError(
+                    f"{path} is {file.height}x{file.width} pixels; expected at least {centre} a side. "
+                    "Download it again."
+                )
+            top, left = file.height // 2 - centre // 2, file.width // 2 - centre // 2
+            window = (top, top + centre), (left, left + centre)
+        return file.read(None if numbers is None else list(numbers), window=window), file.nodata
 
 
 def _pages(path: Path) -> np.ndarray:

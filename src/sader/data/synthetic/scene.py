@@ -13,7 +13,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 import torch
 
-from sader.data.clouds import BANDS13, CloudSettings, apply_clouds, band_indices, cloud_fields
+from sader.bands import BANDS_13
+from sader.data.clouds import CloudSettings, apply_clouds, band_indices, cloud_fields
 from sader.data.synthetic.landscape import CLASSES, Land, light_on, render
 from sader.errors import ConfigError, ShapeError
 
@@ -60,7 +61,7 @@ def make_place(
     seed: int,
     *,
     size: tuple[int, int] = (256, 256),
-    bands: Sequence[str] = BANDS13,
+    bands: Sequence[str] = BANDS_13,
     dates: int = 3,
     days: Sequence[float] | None = None,
     start: float | None = None,

@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from sader.bands import BANDS_13
 from sader.baselines.baseline import BaselineModelConfig
 from sader.checkpoint import shipped_guide
 from sader.data.plan import MakerSettings
@@ -97,7 +98,7 @@ def guide_shards(setting: Setting) -> tuple[str, ...]:
     """Return the shards to train guides on: EuroSAT-MS, packed on first use, or those of the dataset."""
     if setting.guide_root is None:
         return training_shards(setting)
-    from sader.data.pack import MSI, pack_sources
+    from sader.data.pack import pack_sources
 
     folder = setting.out / "shards" / EUROSAT
     done, root = folder / "packed.json", setting.guide_root
@@ -105,7 +106,7 @@ def guide_shards(setting: Setting) -> tuple[str, ...]:
     with locked(folder.with_suffix(".lock"), wait=True):
         if not done.is_file() or json.loads(done.read_text(encoding="utf-8")) != facts:
             shutil.rmtree(folder, ignore_errors=True)
-            pack_sources([f"eurosatms:{root}"], folder, bands=MSI, step=1, split="none")
+            pack_sources([f"eurosatms:{root}"], folder, bands=BANDS_13, step=1, split="none")
             write_atomically(done, json.dumps(facts).encode())
     return (str(folder),)
 
