@@ -10,6 +10,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor
 
 from sader.bands import BANDS_10, BANDS_12, BANDS_13, BANDS_RGBN, RGB
 from sader.errors import BandError, ShapeError, require
@@ -32,19 +35,28 @@ def fill_smoothly(image: np.ndarray, known: np.ndarray, *, sweeps: int = 8) -> n
     averages of the four neighbours. Known pixels are unchanged; values at unknown pixels are never read. Without any
     known pixel the result is zero.
     """
-    filled = np.where(known, image, 0).astype(np.float32)
-    if known.all() or not known.any():
-        return filled
+    filled = torch.from_numpy(np.where(known, image, 0).astype(np.float32))[None]
+    return _filled(filled, torch.from_numpy(np.ascontiguousarray(known)), sweeps)[0].numpy()
+
+
+def _filled(image: Tensor, known: Tensor, sweeps: int) -> Tensor:
+    """Return the image (1, C, H, W), zero outside `known` (H, W), with its holes filled."""
+    height, width = known.shape
+    if bool(known.all()) or not bool(known.any()):
+        return image
     if min(known.shape) > 1 or max(known.shape) > 2:
-        coarse, share = _halve(filled), _halve(known[None].astype(np.float32))
-        coarse = fill_smoothly(coarse / np.maximum(share, 1e-6), share[0] > 0, sweeps=sweeps)
-        filled = np.where(known, filled, _double(coarse, known.shape))
+        joined = torch.cat([image, known[None, None].float()], dim=1)
+        # An odd last row or column counts as if zeros followed.
+        coarse, share = F.avg_pool2d(F.pad(joined, (0, width % 2, 0, height % 2)), 2).split((image.shape[1], 1), dim=1)
+        coarse = _filled(coarse / share.clamp(min=1e-6), share[0, 0] > 0, sweeps)
+        whole = F.interpolate(coarse, scale_factor=2, mode="bilinear", align_corners=False)
+        filled = torch.where(known, image, whole[..., :height, :width])
     else:
-        filled = np.where(known, filled, filled[:, known].mean(1)[:, None, None])
+        filled = torch.where(known, image, image[..., known].mean(-1)[..., None, None])
     for _ in range(sweeps):
-        padded = np.pad(filled, ((0, 0), (1, 1), (1, 1)), mode="edge")
-        around = padded[:, :-2, 1:-1] + padded[:, 2:, 1:-1] + padded[:, 1:-1, :-2] + padded[:, 1:-1, 2:]
-        filled = np.where(known, filled, around / 4)
+        padded = F.pad(filled, (1, 1, 1, 1), mode="replicate")
+        around = padded[..., :-2, 1:-1] + padded[..., 2:, 1:-1] + padded[..., 1:-1, :-2] + padded[..., 1:-1, 2:]
+        filled = torch.where(known, filled, around / 4)
     return filled
 
 
@@ -65,25 +77,6 @@ def _window_sum(values: np.ndarray, radius: int) -> np.ndarray:
     return values
 
 
-def _halve(image: np.ndarray) -> np.ndarray:
-    """Return the mean of each 2x2 block of (C, H, W); an odd last row or column counts as if zeros followed."""
-    height, width = image.shape[1:]
-    padded = np.pad(image, ((0, 0), (0, height % 2), (0, width % 2)))
-    return (padded[:, ::2, ::2] + padded[:, 1::2, ::2] + padded[:, ::2, 1::2] + padded[:, 1::2, 1::2]) / 4
-
-
-def _double(image: np.ndarray, size: tuple[int, ...]) -> np.ndarray:
-    """Return (C, h, w) bilinearly enlarged by two, cut to `size`."""
-    for axis, length in ((1, size[0]), (2, size[1])):
-        count = image.shape[axis]
-        position = np.clip((np.arange(length) + 0.5) / 2 - 0.5, 0, count - 1)
-        low = np.minimum(position.astype(int), max(count - 2, 0))
-        part = (position - low).astype(np.float32).reshape([-1 if a == axis else 1 for a in range(3)])
-        high = np.minimum(low + 1, count - 1)
-        image = np.take(image, low, axis=axis) * (1 - part) + np.take(image, high, axis=axis) * part
-    return image
-
-
 USUAL_BANDS: dict[int, tuple[str, ...]] = {
     len(bands): bands for bands in (RGB, BANDS_RGBN, BANDS_10, BANDS_12, BANDS_13)
 }
@@ -95,10 +88,7 @@ RISE, HAZE, CIRRUS, BRIGHT, THICK, WHITE, SHADOW, SMOOTH = 0.012, 0.008, 0.012, 
 
 
 def estimate_cloud_mask(
-    cloudy: np.ndarray,
-    bands: Sequence[str] | None = None,
-    *,
-    valid: np.ndarray | None = None,
+    cloudy: np.ndarray, bands: Sequence[str] | None = None, *, valid: np.ndarray | None = None
 ) -> np.ndarray:
     """Return an estimate of clouds and shadows, bool (T, H, W), True = cloud or shadow.
 

@@ -10,7 +10,7 @@ import zlib
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import combinations, pairwise
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -31,6 +31,7 @@ WINDOW = 300
 SMALLEST_WINDOW = 64
 """Side of the smallest image for simulated clouds."""
 _MAY_BE_ZERO = ("B10",)
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, eq=False)
@@ -47,14 +48,28 @@ class Frames:
     radar: np.ndarray | None = None
     """(T, 2, H, W) VV and VH in [0, 1], where the record has them and they are wanted."""
 
-    def inputs(self, dates: Sequence[int]) -> dict[str, Any]:
-        """Return the fields of an item about its dates, without images and masks."""
-        return {
-            "days": None if self.days is None else tuple(self.days[date] for date in dates),
-            "bands": self.bands,
-            "aux": None if self.radar is None else self.radar[list(dates)],
-            "aux_bands": () if self.radar is None else RADAR_BANDS,
-        }
+    def item(
+        self, name: str, dates: Sequence[int], *, clear: np.ndarray, scored: np.ndarray, reference: int | None,
+        masks: np.ndarray, images: np.ndarray | None = None,
+    ) -> Item:  # fmt: skip
+        """Return the item of some dates. masks, images: of all dates; images: None = the record's own."""
+        used = list(dates)
+        return Item(
+            name=name,
+            group=self.group,
+            task="paper" if reference is None else "clean",
+            cloudy=(self.images if images is None else images)[used],
+            clear=clear,
+            scored=scored,
+            cloud_mask=masks[used],
+            label_known=all(self.labelled(date) for date in used),
+            valid=self.valid[used],
+            reference=reference,
+            days=None if self.days is None else tuple(self.days[date] for date in used),
+            bands=self.bands,
+            aux=None if self.radar is None else self.radar[used],
+            aux_bands=() if self.radar is None else RADAR_BANDS,
+        )
 
     def labelled(self, date: int) -> bool:
         """Return whether every observed pixel of the date has a label."""
@@ -69,6 +84,11 @@ class Frames:
         return (self.labels[date] >= THICK) & (self.labels[date] <= SHADOW) & self.valid[date]
 
     @property
+    def clouds(self) -> np.ndarray:
+        """Bool (T, H, W): `cloud` of every date."""
+        return np.stack([self.cloud(date) for date in self.dates])
+
+    @property
     def dates(self) -> range:
         """Numbers of the dates."""
         return range(len(self.images))
@@ -81,7 +101,7 @@ class Frames:
     @property
     def has_clouds(self) -> bool:
         """Whether any date has labelled clouds."""
-        return any(bool(self.cloud(date).any()) for date in self.dates)
+        return bool(self.clouds.any())
 
 
 def read_frames(records: Iterable[SeriesRecord], bands: Sequence[str] | None, *, cut: bool = True) -> Iterator[Frames]:
@@ -357,7 +377,7 @@ def _rng(seed: int, name: str) -> np.random.Generator:
     return keyed_generator(seed, zlib.crc32(name.encode()))
 
 
-def _capped(items: Iterable[Item], limit: int | None, seed: int, name: str) -> Iterator[Item]:
+def _capped(items: Iterable[T], limit: int | None, seed: int, name: str) -> Iterator[T]:
     """Yield at most `limit` of the items, chosen by the seed, in their order."""
     if limit is None:
         yield from items
@@ -424,26 +444,15 @@ def _pasted(
     truth = place.images[reference]
     images = place.images.copy()
     images[reference] = np.where(pasted, donor, truth)
-    masks = np.stack([place.cloud(date) for date in place.dates])
+    masks = place.clouds
     masks[reference] |= pasted
     for date in used:
         if not place.labelled(date):
             # With the true target among the dates, the rules give their most accurate mask.
             pair = np.stack([truth, images[date]])
             masks[date] = estimate_cloud_mask(pair, place.bands, valid=place.valid[[reference, date]])[1]
-    item = Item(
-        name=name,
-        group=place.group,
-        task="clean",
-        cloudy=images[used],
-        clear=truth,
-        scored=pasted & place.clear(reference),
-        cloud_mask=masks[used],
-        label_known=all(place.labelled(date) for date in used),
-        valid=place.valid[used],
-        reference=list(used).index(reference),
-        **place.inputs(used),
-    )
+    scored, number = pasted & place.clear(reference), list(used).index(reference)
+    item = place.item(name, used, clear=truth, scored=scored, reference=number, masks=masks, images=images)
     yield from _cropped(item, place.valid[reference])
 
 
@@ -451,24 +460,13 @@ def _pasted(
 
 
 def _other_dates(place: Frames, inputs: int) -> Iterator[Item]:
-    masks = np.stack([place.cloud(date) for date in place.dates])
+    clear, masks = place.images, place.clouds
     for target in place.truths:
         rest = [date for date in place.dates if date != target]
-        for choice in combinations(rest, min(inputs, len(rest))):
-            used = list(choice)
-            item = Item(
-                name=f"{place.name}/date{target}/from{''.join(map(str, used))}",
-                group=place.group,
-                task="paper",
-                cloudy=place.images[used],
-                clear=place.images[target],
-                scored=place.clear(target) & place.valid[used].any(0),
-                cloud_mask=masks[used],
-                label_known=all(place.labelled(date) for date in used),
-                valid=place.valid[used],
-                reference=None,
-                **place.inputs(used),
-            )
+        for used in combinations(rest, min(inputs, len(rest))):
+            name = f"{place.name}/date{target}/from{''.join(map(str, used))}"
+            scored = place.clear(target) & place.valid[list(used)].any(0)
+            item = place.item(name, used, clear=clear[target], scored=scored, reference=None, masks=masks)
             yield from _cropped(item, place.valid[target])
 
 
@@ -483,35 +481,22 @@ def _given_items(
     for record in records:
         groups.setdefault(record.group or record.name, []).append(record)
     for group, every in groups.items():
-        chosen = range(len(every)) if limit is None else sorted(_rng(seed, group).permutation(len(every))[:limit])
-        for record in (every[k] for k in chosen):
+        for record in _capped(every, limit, seed, group):
             for place in read_frames([record], bands, cut=False):
                 yield _given_item(place, int(str(record.extra["target"])), record.extra.get("reference"))
 
 
 def _given_item(place: Frames, target: int, reference: object) -> Item:
     used = [date for date in place.dates if date != target]
-    images, valid = place.images[used], place.valid[used]
-    masks = np.stack([place.cloud(date) for date in used])
-    unlabelled = [k for k, date in enumerate(used) if not place.labelled(date)]
+    images, valid, masks = place.images[used], place.valid[used], place.clouds
+    unlabelled = [date for date in used if not place.labelled(date)]
     if unlabelled and all(band in place.bands for band in ("B02", "B03", "B04")):
-        masks[unlabelled] = estimate_cloud_mask(images, place.bands, valid=valid)[unlabelled]
-    scored = place.clear(target) & valid.any(0)
-    if isinstance(reference, int):
-        scored &= masks[reference]
-    return Item(
-        name=place.name,
-        group=place.group,
-        task="paper" if reference is None else "clean",
-        cloudy=images,
-        clear=place.images[target],
-        scored=scored,
-        cloud_mask=masks,
-        label_known=not unlabelled,
-        valid=valid,
-        reference=reference if isinstance(reference, int) else None,
-        **place.inputs(used),
-    )
+        found = estimate_cloud_mask(images, place.bands, valid=valid)
+        masks[unlabelled] = found[[used.index(date) for date in unlabelled]]
+    scored, date = place.clear(target) & valid.any(0), reference if isinstance(reference, int) else None
+    if date is not None:
+        scored &= masks[used[date]]
+    return place.item(place.name, used, clear=place.images[target], scored=scored, reference=date, masks=masks)
 
 
 # ---------------------------------------------------------------- simulated clouds
@@ -549,15 +534,6 @@ def _cropped(item: Item, observed: np.ndarray) -> Iterator[Item]:
     rows, columns = np.flatnonzero(observed.any(1)), np.flatnonzero(observed.any(0))
     box = (..., slice(rows[0], rows[-1] + 1), slice(columns[0], columns[-1] + 1))
 
-    def cut(x: np.ndarray) -> np.ndarray:
-        return np.ascontiguousarray(x[box])
-
-    yield replace(
-        item,
-        cloudy=cut(item.cloudy),
-        clear=cut(item.clear),
-        scored=cut(item.scored),
-        cloud_mask=cut(item.cloud_mask),
-        valid=cut(item.valid),
-        aux=None if item.aux is None else cut(item.aux),
-    )
+    names = ("cloudy", "clear", "scored", "cloud_mask", "valid", *(() if item.aux is None else ("aux",)))
+    cut: dict[str, Any] = {name: np.ascontiguousarray(getattr(item, name)[box]) for name in names}
+    yield replace(item, **cut)

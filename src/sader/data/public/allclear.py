@@ -16,9 +16,10 @@ import numpy as np
 
 from sader.bands import BANDS_13
 from sader.data.public.dataset import Entry, PublicDataset, PublicSeries, Request
-from sader.data.public.images import file_hash, read_bands, read_reflectance, same_size
+from sader.data.public.images import read_bands, read_reflectance, same_size
 from sader.data.public.splits import SplitList, list_hash
 from sader.errors import DataError
+from sader.files import file_digest
 
 SIDE = 256
 SPLITS = ("train", "val", "test")
@@ -56,7 +57,7 @@ def open_allclear(root: Path, request: Request) -> PublicDataset:
         )
     names = [entry.name for entry in entries]
     lists = SplitList(tuple(names), path.name, list_hash(map(str, listed)))
-    notes: dict[str, object] = {"list_file_sha256": file_hash(path)}
+    notes: dict[str, object] = {"list_file_sha256": file_digest(path)}
     if missing:
         notes["missing_series"] = len(missing)
     return PublicDataset(request, root, tuple(entries), _read, BANDS_13, lists, level="L1C", notes=notes)

@@ -15,11 +15,12 @@ from typing import TYPE_CHECKING, Any, overload
 import numpy as np
 
 from sader.data.batch import CLEAR, UNKNOWN, keyed_generator
-from sader.data.public.images import check_files, check_order, file_hash, read_bands, same_size
+from sader.data.public.images import check_files, check_order, read_bands, same_size
 from sader.data.public.splits import SplitList
 from sader.data.radar import RADAR_BANDS, radar_counts, scale_sar
 from sader.data.shards import SeriesRecord
 from sader.errors import BandError, ConfigError, DataError
+from sader.files import file_digest
 
 
 def counts_of_reflectance(reflectance: np.ndarray, seen: np.ndarray) -> np.ndarray:
@@ -320,10 +321,10 @@ def read_sar(paths: Sequence[Path], scaling: str | None, path: Path, image: np.n
 
 def without_twins(entries: Sequence[Entry], others: Iterable[Entry]) -> list[Entry]:
     """Return the entries that have no image in common with one of `others` or with an earlier one."""
-    known = {file_hash(path) for entry in others for path in entry.images}
+    known = {file_digest(path) for entry in others for path in entry.images}
     kept = []
     for entry in entries:
-        hashes = {file_hash(path) for path in entry.images}
+        hashes = {file_digest(path) for path in entry.images}
         if not hashes & known:
             kept.append(entry)
         known |= hashes

@@ -6,7 +6,6 @@ and nothing is unpickled.
 
 from __future__ import annotations
 
-import hashlib
 import os
 import re
 import warnings
@@ -20,6 +19,7 @@ import numpy as np
 
 from sader.bands import canonical
 from sader.errors import BandError, DataError, ShapeError, ValueRangeError, require
+from sader.files import file_digest
 
 MOST_BANDS = 16
 """A TIFF of one band and at most this width has one page per row, bands last."""
@@ -279,18 +279,9 @@ def _reason(path: Path, error: BaseException) -> str:
     return f"{text or type(error).__name__} ({path.stat().st_size} bytes)"
 
 
-def file_hash(path: Path) -> str:
-    """Return the SHA-256 of a file."""
-    try:
-        with open(path, "rb") as file:
-            return hashlib.file_digest(file, "sha256").hexdigest()
-    except OSError as error:
-        raise DataError(f"cannot read {path}: {error.strerror}. Copy it again from the dataset.") from error
-
-
 def content_groups(names: Iterable[str], path_of: Callable[[str], Path]) -> dict[str, list[str]]:
     """Return hash -> names whose files are equal, the names in their order."""
     groups: dict[str, list[str]] = {}
     for name in names:
-        groups.setdefault(file_hash(path_of(name)), []).append(name)
+        groups.setdefault(file_digest(path_of(name)), []).append(name)
     return groups

@@ -22,7 +22,8 @@ from sader.bands import BANDS_13
 from sader.data.public.dataset import Entry, PublicDataset, PublicSeries, Request, missing_places, read_sar
 from sader.data.public.images import read_mask, read_reflectance
 from sader.data.public.splits import RANDOM, SAMPLERS, SplitList, choose_dates, chosen_list, frozen_list, joined
-from sader.errors import ConfigError, DataError, OutputError, require
+from sader.errors import ConfigError, DataError, require
+from sader.files import write_atomically
 
 __all__ = ["REGIONS", "SAMPLERS", "SPLITS", "coverage_table", "open_sen12mscrts"]
 
@@ -79,10 +80,7 @@ def coverage_table(dataset: PublicDataset, out: Path) -> Path:
     if source == "table":
         raise ConfigError("the dataset already uses a coverage table. Open it with coverage='auto' to make another.")
     table = {entry.name: [float(value) for value in _cover(entry, source)[0]] for entry in dataset.entries}
-    try:
-        out.write_text(json.dumps({"source": source, "coverage": table}), encoding="utf-8")
-    except OSError as error:
-        raise OutputError(f"cannot write {out}: {error.strerror}. Choose another --out.") from error
+    write_atomically(out, json.dumps({"source": source, "coverage": table}).encode())
     return out
 
 
@@ -186,13 +184,7 @@ def _cover(entry: Entry, source: str) -> tuple[np.ndarray, list[np.ndarray] | No
 
 
 def _read(
-    entry: Entry,
-    *,
-    sampler: str,
-    inputs: int,
-    sar: str | None,
-    coverage: str,
-    table: dict[str, list[float]] | None,
+    entry: Entry, *, sampler: str, inputs: int, sar: str | None, coverage: str, table: dict[str, list[float]] | None
 ) -> PublicSeries:
     days = [acquisition_day(path) for path in entry.inputs]
     masks = None

@@ -101,12 +101,7 @@ def crop_cover(crop: np.ndarray, day: float, *, shift: np.ndarray, vigour: np.nd
     straw = np.minimum(get["straw"] * fallen * np.exp(-np.clip(now - get["fall"], 0, 200) / 70), 1 - leaves)
     flowers = get["blossom"] * np.exp(-0.5 * ((now - get["rise"] - 40) / 9) ** 2)
     leafy = leaves * (1 - get["grass"])
-    return {
-        "crop": leafy * (1 - flowers),
-        "blossom": leafy * flowers,
-        "meadow": leaves * get["grass"],
-        "straw": straw,
-    }
+    return {"crop": leafy * (1 - flowers), "blossom": leafy * flowers, "meadow": leaves * get["grass"], "straw": straw}
 
 
 # ---------------------------------------------------------------- land cover
@@ -377,10 +372,7 @@ def _materials(land: Land, day: float) -> dict[str, np.ndarray]:
     leaves = step(day, 108 + land.leaf_shift, 12) * (1 - step(day, 292 + land.leaf_shift, 16))
     crowns = np.clip(1 + 0.09 * land.crowns + 0.05 * land.fine, 0.5, 1.5)
     broad = (1 - land.conifer) * crowns
-    cover(
-        land.forest,
-        {"conifer": land.conifer * crowns, "deciduous": broad * leaves, "twigs": broad * (1 - leaves)},
-    )
+    cover(land.forest, {"conifer": land.conifer * crowns, "deciduous": broad * leaves, "twigs": broad * (1 - leaves)})
     cover(np.clip(1.4 * land.town, 0, 1), land.streets)
     cover(land.sand, {"sand": 0.7, "soil": 0.3})
     cover(land.water, {"water": 0.7, "silt": 0.3})
