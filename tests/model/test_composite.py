@@ -60,7 +60,7 @@ def blended(cloudy: Tensor, cloud: Tensor, reference: Tensor) -> tuple[Tensor, T
     """Return the classical composite (C, H, W) and its weights (T + 1, H, W)."""
     matched, observed = prepared(cloudy, cloud, reference)
     learned = torch.zeros(1, cloud.shape[1] + 1, SIZE, SIZE)
-    image, weights, *_ = blend(matched, learned, observed, **CLASSICAL)
+    image, weights, *_ = blend(matched, learned, observed, CLASSICAL)
     return image[0], weights[0]
 
 
@@ -74,7 +74,7 @@ def test_weights_are_shares(reference, scale):
     matched, observed = prepared(cloudy, cloud, reference)
     observed[0, 1, :10] = False
     learned = scale * torch.randn(1, 4, SIZE, SIZE, generator=torch.Generator().manual_seed(3))
-    weights = blend(matched, learned, observed, **CLASSICAL).weights
+    weights = blend(matched, learned, observed, CLASSICAL).weights
     assert weights.shape == (1, 4, SIZE, SIZE)
     assert weights.min() >= 0
     assert weights.max() <= 1

@@ -14,17 +14,20 @@ from sader.method.guides import (
     ConvGuideConfig,
     LearnedGuide,
     LowPassGuide,
-    MaskedAutoencoder,
-    MaskedAutoencoderConfig,
     MeanGuide,
     load_guide,
     make_guide,
-    masked_autoencoder_loss,
-    push_pull_fill,
-    random_block_mask,
     save_guide,
 )
-from sader.model.masked_autoencoder import patchify, rotary_angles, rotate, unpatchify
+from sader.model.infill import masked_autoencoder_loss, push_pull_fill, random_block_mask
+from sader.model.masked_autoencoder import (
+    MaskedAutoencoder,
+    MaskedAutoencoderConfig,
+    patchify,
+    rotary_angles,
+    rotate,
+    unpatchify,
+)
 
 TINY = MaskedAutoencoderConfig(
     bands=3, patch=8, dim=32, heads=2, encoder=2, decoder=1, mlp=2, dropout=0.2, positions="learned", grid=4

@@ -195,18 +195,21 @@ def example_inputs(
     return (*inputs, torch.zeros_like(cloudy)) if graph.scene else inputs
 
 
+def _free_axes(names: Sequence[str], batch: Any, dates: Any, height: Any, width: Any) -> dict[str, dict[int, Any]]:
+    """Return for each input or output the axes of free size."""
+    axes: dict[str, dict[int, Any]] = {}
+    for name in names:
+        axes[name] = {0: batch} | ({1: dates} if name in _DATED else {})
+        axes[name] |= dict(zip(_PIXELS.get(name, ()), (height, width), strict=False))
+    return axes
+
+
 def write_onnx(graph: TileGraph, path: str | Path, facts: dict[str, Any]) -> None:
     """Write the graph as ONNX (opset 17), with free batch, dates, height and width."""
     import onnx
 
     inputs, outputs = names_of(graph)
-    axes: dict[str, dict[int, str]] = {}
-    for name in (*inputs, *outputs):
-        axes[name] = {0: "batch"}
-        if name in _DATED:
-            axes[name][1] = "dates"
-        if name in _PIXELS:
-            axes[name] |= dict(zip(_PIXELS[name], ("height", "width"), strict=True))
+    axes = _free_axes((*inputs, *outputs), "batch", "dates", "height", "width")
     with torch.no_grad(), warnings.catch_warnings():
         # The tracing exporter warns about every Python number; tests show that they are right. The newer exporter takes
         # minutes for this graph, mostly for the symbolic sizes of the smooth fill.
@@ -236,13 +239,7 @@ def export_program(graph: TileGraph) -> torch.export.ExportedProgram:
     batch, dates = torch.export.Dim("batch", min=1, max=4096), torch.export.Dim("dates", min=2, max=4096)
     height = unit * torch.export.Dim("rows", min=2, max=LARGEST // unit)
     width = unit * torch.export.Dim("columns", min=2, max=LARGEST // unit)
-    shapes: dict[str, dict[int, Any]] = {}
-    for name in names_of(graph)[0]:
-        shapes[name] = {0: batch}
-        if name in _DATED:
-            shapes[name][1] = dates
-        if name in _PIXELS:
-            shapes[name] |= dict(zip(_PIXELS[name], (height, width), strict=True))
+    shapes = _free_axes(names_of(graph)[0], batch, dates, height, width)
     patch: Callable[..., Any] = getattr(shape_config, "patch")  # noqa: B009 - added at import, unknown to mypy
     with torch.no_grad(), patch(backed_size_oblivious=True):  # a size of 1 is no special case
         return torch.export.export(graph, example_inputs(graph), dynamic_shapes=shapes, strict=False)
@@ -282,12 +279,7 @@ class OnnxTile:
             return self._sessions[key]
 
     def __call__(
-        self,
-        inputs: TileInputs,
-        noises: Sequence[NoiseOf],
-        *,
-        steps: int,
-        resamplings: int = 0,
+        self, inputs: TileInputs, noises: Sequence[NoiseOf], *, steps: int, resamplings: int = 0
     ) -> TileOutput:
         """Return the images, masks and errors of a batch of tiles."""
         if resamplings or self.tile.settings.solver != "euler":

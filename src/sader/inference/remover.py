@@ -155,11 +155,7 @@ class CloudRemover:
     """
 
     def __init__(
-        self,
-        checkpoint: Checkpoint,
-        *,
-        device: str | torch.device | None = None,
-        options: RemoverOptions | None = None,
+        self, checkpoint: Checkpoint, *, device: str | torch.device | None = None, options: RemoverOptions | None = None
     ) -> None:
         self.device = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
         self.model: AnyModel = checkpoint.model.to(self.device).eval()
@@ -261,13 +257,9 @@ class CloudRemover:
 
     # ---------------------------------------------------------------- whole images
 
-    def __call__(self, cloudy: ArrayLike, *, progress: Progress | None = None, **inputs: Any) -> NDArray[np.float32]:
+    def __call__(self, cloudy: ArrayLike, **inputs: Any) -> NDArray[np.float32]:
         """Return the clear image (C, H, W) of the dates cloudy (T, C, H, W); see `predict` for the arguments."""
-        plan, scene = self._planned(cloudy, **inputs)
-        sink = ArraySink(plan)
-        with local_executor(plan, self, scene) as executor:
-            run_rows(plan, executor, sink, options=self.options, device=self.device, progress=progress)
-        return sink.arrays["clear"]
+        return self.predict(cloudy, **inputs).clear
 
     def predict(
         self,
@@ -321,13 +313,7 @@ class CloudRemover:
         return Removal(found["clear"], cloud, found["kept"], found.get("spread"), found.get("source_date"))
 
     def _planned(
-        self,
-        cloudy: ArrayLike,
-        *,
-        steps: int | str | None = None,
-        seed: int = 0,
-        samples: int = 1,
-        **series: Any,
+        self, cloudy: ArrayLike, *, steps: int | str | None, seed: int, samples: int, **series: Any
     ) -> tuple[ScenePlan, ArrayScene]:
         """Return the plan and the source of a series after checking the arguments of `predict`."""
         self.check_numbers(steps, samples, seed)
@@ -343,6 +329,9 @@ class CloudRemover:
         match = None
         if max(scene.shape) > self.tile_size and len(scene.cloudy) > 1 and self.matches_dates:
             match = scene.overview(self).match(self, chosen, scene.shape)
+        clouds: tuple[int, ...] = () if chosen is None else (chosen,)
+        if self.matches_dates or self.options.min_count:
+            clouds = tuple(range(len(scene.cloudy)))
         plan = ScenePlan(
             shape=scene.shape,
             bands=scene.bands,
@@ -355,12 +344,10 @@ class CloudRemover:
             steps=steps,
             seed=seed,
             samples=samples,
-            clouds=() if chosen is None else (chosen,),
+            clouds=clouds,
             spread=spread,
             sources=self.states_source and len(scene.cloudy) <= MOST_SOURCES,
         )
-        if self.matches_dates or self.options.min_count:
-            plan = replace(plan, clouds=tuple(range(len(scene.cloudy))))
         return plan, scene
 
     # ---------------------------------------------------------------- tiles

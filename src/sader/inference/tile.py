@@ -74,12 +74,7 @@ class Tile(Protocol):
     """Computes batches of tiles. Implementations may be called from several threads at once."""
 
     def __call__(
-        self,
-        inputs: TileInputs,
-        noises: Sequence[NoiseOf],
-        *,
-        steps: int,
-        resamplings: int = 0,
+        self, inputs: TileInputs, noises: Sequence[NoiseOf], *, steps: int, resamplings: int = 0
     ) -> TileOutput:
         """Return one image per noise, with mask and error; height and width are multiples of the network's."""
 
@@ -98,14 +93,7 @@ class SaderTile(nn.Module):
         self.settings = settings or TileSettings()
         self.masks = TileMasks(model.network.config.bands, model.network, self.settings.masks)
 
-    def forward(
-        self,
-        inputs: TileInputs,
-        noises: Sequence[NoiseOf],
-        *,
-        steps: int,
-        resamplings: int = 0,
-    ) -> TileOutput:
+    def forward(self, inputs: TileInputs, noises: Sequence[NoiseOf], *, steps: int, resamplings: int = 0) -> TileOutput:
         """Return the images (S, B, C, H, W), masks and errors of a batch of tiles; see `Tile`.
 
         No branch depends on the value of a tensor, so that it can be captured as a CUDA graph and exported.
@@ -201,14 +189,7 @@ class BaselineTile(nn.Module):
         self.model = model
         self.masks = TileMasks(model.config.bands, None, masks or MaskSettings())
 
-    def forward(
-        self,
-        inputs: TileInputs,
-        noises: Sequence[NoiseOf],
-        *,
-        steps: int,
-        resamplings: int = 0,
-    ) -> TileOutput:
+    def forward(self, inputs: TileInputs, noises: Sequence[NoiseOf], *, steps: int, resamplings: int = 0) -> TileOutput:
         """Return the images (S, B, C, H, W) of a batch of tiles; see `Tile`."""
         from sader.baselines.baseline import BaselineInputs
 

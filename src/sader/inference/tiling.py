@@ -89,13 +89,7 @@ class Blend:
     """
 
     def __init__(
-        self,
-        channels: int,
-        area: Window,
-        *,
-        shape: tuple[int, int],
-        overlap: int,
-        device: torch.device | str = "cpu",
+        self, channels: int, area: Window, *, shape: tuple[int, int], overlap: int, device: torch.device | str = "cpu"
     ) -> None:
         self.area, self.shape, self.overlap = area, shape, overlap
         self.total = torch.zeros((channels, area.height, area.width), device=device)

@@ -24,30 +24,8 @@ from torch import Tensor, nn
 from sader.errors import BandError, CheckpointError, ConfigError, did_you_mean
 from sader.files import write_atomically
 from sader.model.blocks import group_norm, zero_init
-from sader.model.infill import (
-    check_holes,
-    masked_autoencoder_loss,
-    push_pull_fill,
-    random_block_mask,
-    visible_mean,
-)
+from sader.model.infill import check_holes, push_pull_fill, visible_mean
 from sader.model.masked_autoencoder import TYPICAL_REFLECTANCE, MaskedAutoencoder, MaskedAutoencoderConfig
-
-__all__ = [
-    "ConvGuide",
-    "ConvGuideConfig",
-    "LearnedGuide",
-    "LowPassGuide",
-    "MaskedAutoencoder",
-    "MaskedAutoencoderConfig",
-    "MeanGuide",
-    "load_guide",
-    "make_guide",
-    "masked_autoencoder_loss",
-    "push_pull_fill",
-    "random_block_mask",
-    "save_guide",
-]
 
 GUIDES = ("mae", "conv", "mean", "lowpass", "none")
 
@@ -247,11 +225,8 @@ def make_guide(
             return None
         return MeanGuide() if name == "mean" else LowPassGuide()
     if weights is None:
-        network = (
-            MaskedAutoencoder(MaskedAutoencoderConfig.paper(bands))
-            if name == "mae"
-            else ConvGuide(ConvGuideConfig(bands=bands))
-        )
+        mae = name == "mae"
+        network = MaskedAutoencoder(MaskedAutoencoderConfig(bands)) if mae else ConvGuide(ConvGuideConfig(bands))
         guide = LearnedGuide(network.eval(), trained=False)
         warnings.warn(guide.note, stacklevel=2)
         return guide

@@ -11,7 +11,7 @@ Three parts follow each other in `blend`: the weighted sum of the other dates, a
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -62,14 +62,8 @@ class MatchedDates:
         """Return the joint correction of a blend (B, C, H, W) of all dates but the anchor; without gradient."""
         others = available.any(dim=3).any(dim=2) & (self.flag == 0)
         with torch.no_grad():
-            return joint_correction(
-                image.detach(),
-                self.dates.float(),
-                self.clear.float(),
-                self.variance[:, :-1],
-                self.anchor,
-                others=others,
-            )
+            dates, clear, variance = self.dates.float(), self.clear.float(), self.variance[:, :-1]
+            return joint_correction(image.detach(), dates, clear, variance, self.anchor, others=others)
 
     def at_anchor(self, x: Tensor) -> Tensor:
         """Return the anchor's slice (B, ...) of x (B, T, ...)."""
@@ -116,14 +110,7 @@ def prepare_dates(
         fill = fill_holes(dates, clear, variance[:, :-1], anchor)
         flag = is_date(anchor, cloudy.shape[1]).to(cloudy.dtype)
         flag = flag * torch.where(asked, 1.0, 0.5).to(cloudy.dtype)[:, None]
-    return MatchedDates(
-        dates=dates,
-        fill=fill.to(cloudy.dtype),
-        clear=clear,
-        variance=variance,
-        anchor=anchor,
-        flag=flag,
-    )
+    return MatchedDates(dates, fill.to(cloudy.dtype), clear, variance, anchor, flag)
 
 
 EDGE = 3
@@ -183,8 +170,18 @@ def clearest_date(cloudy: Tensor, clear: Tensor, observed: Tensor) -> Tensor:
     return score.masked_fill(seen == 0, -torch.inf).argmax(dim=1)
 
 
-CLASSICAL: dict[str, Any] = {"trust_mask": 1.0, "trust_fit": 2.0, "prefer_anchor": (0.0, 8.0), "prefer_fill": -4.0}
-"""Initial values of the learned scalars of the blend; chosen on the training places of CloudSEN12."""
+class Trust(NamedTuple):
+    """The learned scalars of the blend: factors of the masks and of the misfit, preferences of anchor and fill."""
+
+    mask: Tensor | float
+    fit: Tensor | float
+    anchor: Tensor | tuple[float, float]
+    """Without and with a reference date."""
+    fill: Tensor | float
+
+
+CLASSICAL = Trust(mask=1.0, fit=2.0, anchor=(0.0, 8.0), fill=-4.0)
+"""Their initial values, chosen on the training places of CloudSEN12."""
 
 
 def classical_blend(matched: MatchedDates, available: Tensor) -> Tensor:
@@ -192,7 +189,7 @@ def classical_blend(matched: MatchedDates, available: Tensor) -> Tensor:
     batch, dates, height, width = matched.clear.shape
     learned = matched.clear.new_zeros(batch, dates + 1, height, width)
     with full_precision(learned):
-        return blend(matched, learned, available, **CLASSICAL).image
+        return blend(matched, learned, available, CLASSICAL).image
 
 
 class Blend(NamedTuple):
@@ -223,10 +220,8 @@ class CompositeHead(nn.Module):
         self.mix = nn.Conv2d(width, width, 3, padding=1)
         self.logit = zero_init(nn.Conv2d(width, stem**2, 3, padding=1))
         self.fill_logit = zero_init(nn.Conv2d(width, stem**2, 3, padding=1))
-        self.trust_mask = nn.Parameter(torch.tensor(CLASSICAL["trust_mask"]))
-        self.trust_fit = nn.Parameter(torch.tensor(CLASSICAL["trust_fit"]))
-        self.prefer_anchor = nn.Parameter(torch.tensor(CLASSICAL["prefer_anchor"]))
-        self.prefer_fill = nn.Parameter(torch.tensor(CLASSICAL["prefer_fill"]))
+        scalars = (nn.Parameter(torch.tensor(value)) for value in CLASSICAL)
+        self.trust_mask, self.trust_fit, self.prefer_anchor, self.prefer_fill = scalars
 
     def forward(self, matched: MatchedDates, dates_fine: Tensor, fused_fine: Tensor, available: Tensor) -> Blend:
         """Return the composite, from the matched dates and the condition network's finest features."""
@@ -237,27 +232,11 @@ class CompositeHead(nn.Module):
         learned = depth_to_space(self.logit(h), self.stem).view(batch, dates, *matched.clear.shape[-2:])
         fill = depth_to_space(self.fill_logit(F.gelu(place)), self.stem)
         with full_precision(fill):
-            return blend(
-                matched,
-                torch.cat([learned, fill], dim=1).float(),
-                available,
-                trust_mask=self.trust_mask,
-                trust_fit=self.trust_fit,
-                prefer_anchor=self.prefer_anchor,
-                prefer_fill=self.prefer_fill,
-            )
+            trust = Trust(self.trust_mask, self.trust_fit, self.prefer_anchor, self.prefer_fill)
+            return blend(matched, torch.cat([learned, fill], dim=1).float(), available, trust)
 
 
-def blend(
-    matched: MatchedDates,
-    learned: Tensor,
-    available: Tensor,
-    *,
-    trust_mask: Tensor | float,
-    trust_fit: Tensor | float,
-    prefer_anchor: Tensor | tuple[float, float],
-    prefer_fill: Tensor | float,
-) -> Blend:
+def blend(matched: MatchedDates, learned: Tensor, available: Tensor, trust: Trust) -> Blend:
     """Return the composite from learned logits (B, T + 1, H, W) added to the classical ones.
 
     The weights choose among the other dates first; what that choice gets wrong at the anchor's clear pixels is
@@ -266,9 +245,7 @@ def blend(
     dates = matched.dates.float()
     is_anchor = (matched.flag > 0)[:, :, None, None]
     certain = _certain(matched)
-    prior, others = _logits_of_others(
-        matched, learned, available, trust_mask=trust_mask, trust_fit=trust_fit, prefer_fill=prefer_fill
-    )
+    prior, others = _logits_of_others(matched, learned, available, trust)
     weights = others.softmax(dim=1)
     candidates = torch.cat([dates, matched.fill[:, None].float()], dim=1)
     image = weighted_sum(weights, candidates)
@@ -284,19 +261,19 @@ def blend(
     # Relative to sensor noise and not to the usual misfit, because the residual spreads over a whole hole: at 0.01 of
     # reflectance its weight is a quarter.
     squared = residual.detach().square().mean(dim=1, keepdim=True)
-    trust = support(own_clear[:, None], matched.at_anchor(available)[:, None])
-    safe = safe * inlier_weight(squared, safe, NOISE_VARIANCE, trust=trust)
+    supported = support(own_clear[:, None], matched.at_anchor(available)[:, None])
+    safe = safe * inlier_weight(squared, safe, NOISE_VARIANCE, trust=supported)
     safe = safe * haze_weight(residual.detach(), own_clear)[:, None]
     image = image + carried_inward(residual, safe)
     # The anchor against all others together: their joint evidence is the log-sum of their logits.
     asked = (matched.flag.amax(dim=1) == 1).float()[:, None, None]
-    preference = (prefer_anchor[0] * (1 - asked) + prefer_anchor[1] * asked) * own_clear
+    preference = (trust.anchor[0] * (1 - asked) + trust.anchor[1] * asked) * own_clear
     own_logit = matched.at_anchor(learned[:, :-1]) + matched.at_anchor(prior[:, :-1]) + preference
     # Padding dates are excluded from the mean.
     seen = available.any(dim=(2, 3), keepdim=True).float()
     usual = (matched.variance[:, :-1] * seen).sum(dim=1) / seen.sum(dim=1).clamp(min=1)
     usual = usual.clamp(min=NOISE_VARIANCE)  # a series without a single pixel has none
-    own_logit = own_logit - trust_fit * matched.at_anchor(certain[:, :-1]) * usual.log()
+    own_logit = own_logit - trust.fit * matched.at_anchor(certain[:, :-1]) * usual.log()
     share = (own_logit - others.logsumexp(dim=1)).sigmoid() * matched.at_anchor(available).float()
     composite = image + share[:, None] * (own - image)
     spread = weights * (1 - share[:, None])
@@ -309,21 +286,13 @@ def _certain(matched: MatchedDates) -> Tensor:
     return torch.cat([(8 * matched.clear).clamp(max=1), torch.ones_like(matched.clear[:, :1])], dim=1)
 
 
-def _logits_of_others(
-    matched: MatchedDates,
-    learned: Tensor,
-    available: Tensor,
-    *,
-    trust_mask: Tensor | float,
-    trust_fit: Tensor | float,
-    prefer_fill: Tensor | float,
-) -> tuple[Tensor, Tensor]:
+def _logits_of_others(matched: MatchedDates, learned: Tensor, available: Tensor, trust: Trust) -> tuple[Tensor, Tensor]:
     """Return (logits of the masks alone, logits of all but the anchor), both (B, T + 1, H, W), the fill last."""
     # The floor is small: where no date is clear, a thousandth of each would add cloud to the fill.
-    prior = trust_mask * (matched.clear + 1e-5).log()
-    prior = torch.cat([prior, torch.zeros_like(prior[:, :1]) + prefer_fill], dim=1)
+    prior = trust.mask * (matched.clear + 1e-5).log()
+    prior = torch.cat([prior, torch.zeros_like(prior[:, :1]) + trust.fill], dim=1)
     # The misfit counts unless a pixel is certainly cloud: a good fit must not give clouds more weight than the fill.
-    logits = learned + prior - trust_fit * _certain(matched) * matched.variance.log()
+    logits = learned + prior - trust.fit * _certain(matched) * matched.variance.log()
     never = torch.zeros_like(available[:, :1])  # the fill is always there
     is_anchor = (matched.flag > 0)[:, :, None, None]
     return prior, logits.masked_fill(torch.cat([~available | is_anchor, never], dim=1), float("-inf"))
@@ -343,14 +312,7 @@ class OthersBlend(NamedTuple):
 def blend_of_others(matched: MatchedDates, available: Tensor) -> OthersBlend:
     """Return the classical blend of all dates but the anchor."""
     with full_precision(matched.dates):
-        _, logits = _logits_of_others(
-            matched,
-            torch.zeros_like(matched.variance),
-            available,
-            trust_mask=CLASSICAL["trust_mask"],
-            trust_fit=CLASSICAL["trust_fit"],
-            prefer_fill=CLASSICAL["prefer_fill"],
-        )
+        _, logits = _logits_of_others(matched, torch.zeros_like(matched.variance), available, CLASSICAL)
         weights = logits.softmax(dim=1)
         candidates = torch.cat([matched.dates.float(), matched.fill[:, None].float()], dim=1)
         image = weighted_sum(weights, candidates)

@@ -25,14 +25,7 @@ from einops import rearrange
 from torch import Tensor, nn
 
 from sader.model.blocks import ResBlock, depth_to_space, space_to_depth, zero_init
-from sader.model.composite import (
-    NOISE_VARIANCE,
-    VARIANCE_FLOOR,
-    MatchedDates,
-    blend_of_others,
-    box_mean,
-    prepare_dates,
-)
+from sader.model.composite import NOISE_VARIANCE, VARIANCE_FLOOR, MatchedDates, blend_of_others, box_mean, prepare_dates
 from sader.model.matching import inlier_weight, solve_positive, spread_from_clear
 
 CLASSES = ("clear", "thick cloud", "thin cloud", "shadow")

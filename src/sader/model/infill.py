@@ -69,12 +69,7 @@ def random_block_mask(
 
 
 def masked_autoencoder_loss(
-    prediction: Tensor,
-    target: Tensor,
-    missing: Tensor,
-    *,
-    boundary: float = 1.0,
-    smoothness: float = 1.0,
+    prediction: Tensor, target: Tensor, missing: Tensor, *, boundary: float = 1.0, smoothness: float = 1.0
 ) -> Tensor:
     """Return the scalar training loss of a learned guide: L1 + boundary + smoothness, weights 1, 1, 1.
 

@@ -152,25 +152,20 @@ def match_dates(
     cloudy: (B, T, C, H, W) in model units. clear: (B, T, H, W) in [0, 1], how surely a pixel is usable.
     anchor: (B,) index of the date to match; it comes back as it was. observed, already_matched: as in `fit_dates`.
     """
-    with torch.no_grad(), full_precision(cloudy):
-        return _match_dates(cloudy.float(), clear.float(), anchor, observed, already_matched)
-
-
-def _match_dates(
-    cloudy: Tensor, clear: Tensor, anchor: Tensor, observed: Tensor | None, already_matched: bool
-) -> Tensor:
     batch, dates, bands, height, width = cloudy.shape
-    coefficients, centre = fit_dates(cloudy, clear, anchor, observed=observed, already_matched=already_matched)
+    with torch.no_grad(), full_precision(cloudy):
+        cloudy, clear = cloudy.float(), clear.float()
+        coefficients, centre = fit_dates(cloudy, clear, anchor, observed=observed, already_matched=already_matched)
 
-    def smooth(feature: int) -> Tensor:
-        maps = coefficients[:, :, feature].flatten(0, 1)
-        return to_pixels(maps, height, width).view(batch, dates, bands, height, width)
+        def smooth(feature: int) -> Tensor:
+            maps = coefficients[:, :, feature].flatten(0, 1)
+            return to_pixels(maps, height, width).view(batch, dates, bands, height, width)
 
-    change, about = smooth(bands), cloudy - centre
-    for band in range(bands):  # one after the other: all at once would be C times an already large map
-        change = change + about[:, :, band, None] * smooth(band)
-    # Bounded, because a fit on dark ground extrapolates without limit to bright clouds.
-    return cloudy + change.clamp(-MOST_CHANGE, MOST_CHANGE)
+        change, about = smooth(bands), cloudy - centre
+        for band in range(bands):  # one after the other: all at once would be C times an already large map
+            change = change + about[:, :, band, None] * smooth(band)
+        # Bounded, because a fit on dark ground extrapolates without limit to bright clouds.
+        return cloudy + change.clamp(-MOST_CHANGE, MOST_CHANGE)
 
 
 def fit_dates(
@@ -317,8 +312,7 @@ def _fit(moments: Tensor, *, ridge: float, half: float) -> tuple[Tensor, Tensor]
     eye = torch.eye(features, device=moments.device, dtype=moments.dtype)
     penalty = (ridge / trust.clamp(min=1e-3))[:, :, 0, 0, ..., None, None]
     slope = solve_positive(
-        rearrange(cov_xx, "b t i j h w -> b t h w i j") + penalty * eye,
-        rearrange(cov_xd, "b t i j h w -> b t h w i j"),
+        rearrange(cov_xx, "b t i j h w -> b t h w i j") + penalty * eye, rearrange(cov_xd, "b t i j h w -> b t h w i j")
     )
     slope = rearrange(slope, "b t h w i j -> b t i j h w") * trust
     offset = trust[:, :, 0] * mean_d - (mean_x[:, :, :, None] * slope).sum(dim=2)

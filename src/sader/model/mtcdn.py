@@ -210,12 +210,9 @@ class MTCDN(nn.Module):
         return blocks
 
     def _block(self, channels_in: int, channels_out: int, resample: Literal["none", "down", "up"] = "none") -> ResBlock:
+        config = self.config
         return ResBlock(
-            channels_in,
-            channels_out,
-            emb_width=self.config.emb_width,
-            resample=resample,
-            dropout=self.config.dropout,
+            channels_in, channels_out, emb_width=config.emb_width, resample=resample, dropout=config.dropout
         )
 
     # ---------------------------------------------------------------- once per tile
@@ -326,20 +323,9 @@ class MTCDN(nn.Module):
         def every_date(image: Tensor) -> Tensor:
             return image[:, None].expand(-1, dates, -1, -1, -1)
 
-        seen = torch.cat(
-            [
-                cloudy,
-                matched_dates,
-                every_date(matched.fill),
-                series.aux,
-                cloud[:, :, None],
-                observed[:, :, None].to(cloudy.dtype),
-                flag,
-                trust[:, :-1, None],
-                every_date(trust[:, -1:]),
-            ],
-            dim=2,
-        )
+        parts = [cloudy, matched_dates, every_date(matched.fill), series.aux, cloud[:, :, None]]
+        parts += [observed[:, :, None].to(cloudy.dtype), flag, trust[:, :-1, None], every_date(trust[:, -1:])]
+        seen = torch.cat(parts, dim=2)
         features = self.condition_net(space_to_depth(seen, stem), series.available, series.emb)
         assert self.composite_head is not None
         blend = self.composite_head(matched, features.dates_fine, features.fused_fine, observed)
@@ -347,9 +333,7 @@ class MTCDN(nn.Module):
         frames = torch.cat(
             [every_date(composite.to(cloudy.dtype)), matched_dates, series.aux, cloud[:, :, None], flag], dim=2
         )
-        log_error = None
-        if self.error_head is not None:
-            log_error = self.error_head(features.fused_fine, matched, weights)
+        log_error = None if self.error_head is None else self.error_head(features.fused_fine, matched, weights)
         return Condition(
             features=features,
             frames=space_to_depth(frames, stem),

@@ -240,7 +240,7 @@ def save_run_config(config: Any) -> bytes:
 
 def differing_keys(first: Any, second: Any) -> list[str]:
     """Return "key: a -> b" for every value in which the configs differ, except `FREE_KEYS`."""
-    a, b = _flat(_plain(to_dict(first))), _flat(_plain(to_dict(second)))
+    a, b = flat(_plain(to_dict(first))), flat(_plain(to_dict(second)))
     keys = sorted(key for key in a.keys() | b.keys() if a.get(key) != b.get(key) and key not in FREE_KEYS)
     return [f"{key}: {a.get(key)} -> {b.get(key)}" for key in keys]
 
@@ -277,11 +277,12 @@ def _plain(value: Any) -> Any:
     return [_plain(item) for item in value] if isinstance(value, list | tuple) else value
 
 
-def _flat(values: dict[str, Any], prefix: str = "") -> dict[str, Any]:
-    flat: dict[str, Any] = {}
+def flat(values: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Return nested values by their keys in the notation of --set, such as train.steps."""
+    result: dict[str, Any] = {}
     for key, value in values.items():
         if isinstance(value, dict) and value:
-            flat |= _flat(value, f"{prefix}{key}.")
+            result |= flat(value, f"{prefix}{key}.")
         else:
-            flat[f"{prefix}{key}"] = value
-    return flat
+            result[f"{prefix}{key}"] = value
+    return result

@@ -23,15 +23,9 @@ from sader.data.bank import SeriesBank, SeriesMaker
 from sader.data.batch import SeriesBatch, keyed_generator
 from sader.data.plan import MakerSettings
 from sader.data.shards import count_records
-from sader.method.guides import (
-    ConvGuide,
-    ConvGuideConfig,
-    MaskedAutoencoder,
-    MaskedAutoencoderConfig,
-    masked_autoencoder_loss,
-    random_block_mask,
-    save_guide,
-)
+from sader.method.guides import ConvGuide, ConvGuideConfig, save_guide
+from sader.model.infill import masked_autoencoder_loss, random_block_mask
+from sader.model.masked_autoencoder import MaskedAutoencoder, MaskedAutoencoderConfig
 from sader.training.config import TrainConfig, in_steps, read_yaml
 from sader.training.processes import Process
 from sader.training.record import count_sources, make_card

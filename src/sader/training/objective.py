@@ -15,7 +15,7 @@ from torch import Tensor
 from sader.bands import rgb_indices
 from sader.data.batch import SeriesBatch
 from sader.method.diffusion import Denoiser
-from sader.method.losses import CloudAwareLoss, CloudAwareLossConfig
+from sader.method.losses import CloudAwareLoss, CloudAwareLossConfig, LossTerms
 from sader.model.attention import masked_mean
 from sader.model.blocks import to_model_range, without_autocast
 from sader.model.composite import classical_blend
@@ -57,9 +57,20 @@ class ObjectiveConfig:
     cloud head."""
 
 
-def known_days(batch: SeriesBatch) -> Tensor | None:
-    """Return the days of the dates for the network, 0 where unknown; None if the batch has none."""
-    return None if batch.days is None else batch.days.nan_to_num(0.0)
+def batch_condition(
+    network: MTCDN, batch: SeriesBatch, cloudy: Tensor, aux: Tensor | None, cloud: Tensor | None = None
+) -> Condition:
+    """Return the condition of the network for a batch; cloudy: its dates in the model's range, aux: in [0, 1]."""
+    return network.condition(
+        cloudy,
+        aux=None if aux is None else to_model_range(aux),
+        present=batch.present,
+        valid=batch.valid,
+        cloud=cloud,
+        reference=batch.reference,
+        days=None if batch.days is None else batch.days.nan_to_num(0.0),
+        band_present=batch.band_present,
+    )
 
 
 def spatial_error(prediction: Tensor, target: Tensor, weight: Tensor, *, gradient: float) -> Tensor:
@@ -105,14 +116,7 @@ class Objective:
         there = batch.band_present[:, None, :, None, None]
         cloudy, clear = to_model_range(batch.cloudy).masked_fill(~there, 0.0), to_model_range(batch.clear)
         height, width = clear.shape[-2:]
-        condition = network.condition(
-            cloudy,
-            aux=None if aux is None else to_model_range(aux),
-            present=batch.present,
-            valid=batch.valid,
-            days=known_days(batch),
-            band_present=batch.band_present,
-        )
+        condition = batch_condition(network, batch, cloudy, aux)
         # The mean of training must be that of sampling, gaps of a date included.
         mean = condition.mean[..., :height, :width]
         # Unknown pixels of the target are those of the mean over the dates in the noised state.
@@ -123,12 +127,8 @@ class Objective:
         denoised = denoiser(denoiser.process.noised(clear, mean, sigma, noise), sigma, condition)
         weight = denoiser.process.coefficients(sigma, batch.present.sum(dim=1)).weight
         loss = CloudAwareLoss(self.config.cloud_aware, rgb=rgb_indices(network.config.bands))
-        terms = loss(denoised, clear, mean, weight, present=batch.present, pixels=batch.scored)
-        return terms.total, {
-            "cloud": terms.cloud.detach(),
-            "clear": terms.clear.detach(),
-            "brightness": terms.brightness.detach(),
-        }
+        total, *terms = loss(denoised, clear, mean, weight, present=batch.present, pixels=batch.scored)
+        return total, {name: term.detach() for name, term in zip(LossTerms._fields[1:], terms, strict=True)}
 
     def _composite(
         self, denoiser: Denoiser, network: MTCDN, batch: SeriesBatch, generator: torch.Generator
@@ -143,16 +143,7 @@ class Objective:
         cloud, head = self._masks(network, cloudy, observed, batch, generator)
         if config.masks_only:
             return torch.stack(list(head.values())).sum(), {name: value.detach() for name, value in head.items()}
-        condition = network.condition(
-            cloudy,
-            aux=None if aux is None else to_model_range(aux),
-            present=batch.present,
-            valid=batch.valid,
-            cloud=cloud,
-            reference=batch.reference,
-            days=known_days(batch),
-            band_present=batch.band_present,
-        )
+        condition = batch_condition(network, batch, cloudy, aux, cloud)
         weight = self._pixel_weight(batch, clear)
         share = self._series_weight(condition, observed, clear, weight)
         composite = condition.mean[:, 0].float()

@@ -7,7 +7,6 @@ resumed run drops the lines that are written again. Checkpoints hold tensors and
 from __future__ import annotations
 
 import csv
-import hashlib
 import io
 import pickle
 import subprocess
@@ -27,7 +26,7 @@ from sader.checkpoint import find_checkpoint, read_header
 from sader.config import to_dict
 from sader.data.bank import SeriesBank
 from sader.errors import OutputError, TrainingError
-from sader.files import remove_partial_files, write_atomically
+from sader.files import file_digest, remove_partial_files, write_atomically
 from sader.training.trainer import Trainer
 
 FOLDER = "checkpoints"
@@ -208,8 +207,7 @@ def parent_card(init: str) -> dict[str, Any]:
     """Return the part of a card about the weights that a run started from."""
     path = find_checkpoint(init)
     card = read_header(path).get("card", {})
-    checksum = hashlib.sha256(path.read_bytes()).hexdigest()
-    facts = {"parent": f"{init} (SHA-256 {checksum[:16]}...)"}
+    facts = {"parent": f"{init} (SHA-256 {file_digest(path)[:16]}...)"}
     for name in ("training_data", "licence"):
         # Weights that were fine-tuned themselves state the data of their own parent.
         if found := card.get(name) or card.get(f"parent_{name}"):

@@ -16,7 +16,7 @@ from sader.data.batch import SeriesBatch, keyed_generator
 from sader.method.diffusion import Denoiser, sample
 from sader.model.blocks import to_model_range, to_reflectance
 from sader.model.mtcdn import MTCDN
-from sader.training.objective import known_days
+from sader.training.objective import batch_condition
 from sader.training.trainer import Maker, Trainer
 
 if TYPE_CHECKING:
@@ -45,16 +45,8 @@ def predict(denoiser: Denoiser | Baseline, batch: SeriesBatch, *, generator: tor
         return Prediction(None, to_reflectance(answer).clamp(0, 1))
     network = _network(denoiser)
     batch, aux = batch.split(len(network.config.bands))
-    condition = network.condition(
-        to_model_range(batch.cloudy),
-        aux=None if aux is None else to_model_range(aux),
-        present=batch.present,
-        valid=batch.valid,
-        cloud=batch.cloud_mask.float() if network.config.matches_dates else None,
-        reference=batch.reference,
-        days=known_days(batch),
-        band_present=batch.band_present,
-    )
+    cloud = batch.cloud_mask.float() if network.config.matches_dates else None
+    condition = batch_condition(network, batch, to_model_range(batch.cloudy), aux, cloud)
     mean = condition.mean.float()
     composite = to_reflectance(mean[:, 0]).clamp(0, 1) if network.config.matches_dates else None
     image = sample(

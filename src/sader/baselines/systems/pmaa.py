@@ -110,8 +110,7 @@ class MultiScaleBlock(nn.Module):
         self.lift = nn.Sequential(nn.Conv2d(channels, width, 1), norm_layer("instance", width), nn.PReLU())
         self.down = nn.ModuleList(
             nn.Sequential(
-                nn.Conv2d(width, width, 5, stride=2, padding=2, groups=width, bias=False),
-                norm_layer("instance", width),
+                nn.Conv2d(width, width, 5, stride=2, padding=2, groups=width, bias=False), norm_layer("instance", width)
             )
             for _ in range(config.scales)
         )
