@@ -7,7 +7,6 @@ hub repository `owner/name@revision` (needs huggingface_hub).
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
@@ -21,7 +20,7 @@ from safetensors.torch import save
 from sader.bands import BANDS_RGBN
 from sader.config import to_dict
 from sader.errors import CheckpointError, did_you_mean
-from sader.files import write_atomically
+from sader.files import file_digest, write_atomically
 from sader.models import build_model, model_from_dict
 
 if TYPE_CHECKING:
@@ -98,8 +97,7 @@ def load_checkpoint(path: str | Path) -> Checkpoint:
             "file is damaged; use an earlier checkpoint or get the file again."
         )
     fill_model(model, tensors)
-    checksum = hashlib.sha256(path.read_bytes()).hexdigest()
-    return Checkpoint(model=model.eval(), config=config, card=header["card"], sha256=checksum)
+    return Checkpoint(model=model.eval(), config=config, card=header["card"], sha256=file_digest(path))
 
 
 def fill_model(model: AnyModel, tensors: Mapping[str, torch.Tensor]) -> None:
@@ -198,7 +196,7 @@ def checksums() -> dict[str, str]:
 def verified(path: Path) -> Path:
     """Return the path of a shipped file after checking its SHA-256."""
     known = checksums().get(path.relative_to(WEIGHTS_DIR).as_posix())
-    found = hashlib.sha256(path.read_bytes()).hexdigest()
+    found = file_digest(path)
     if known != found:
         wanted = f"{known[:12]}..." if known else f"one in {CHECKSUM_FILE}"
         raise CheckpointError(

@@ -8,11 +8,12 @@ from __future__ import annotations
 import contextlib
 import errno
 import glob
+import hashlib
 import os
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-from sader.errors import OutputError
+from sader.errors import DataError, OutputError
 
 
 def write_atomically(path: Path, content: bytes | Iterable[bytes]) -> None:
@@ -58,6 +59,15 @@ def replace(source: Path, target: Path) -> None:
     """Rename `source` to `target` and write the change of the folder to disk."""
     os.replace(source, target)
     sync_folder(target.parent)
+
+
+def file_digest(path: Path) -> str:
+    """Return the SHA-256 of a file."""
+    try:
+        with path.open("rb") as file:
+            return hashlib.file_digest(file, "sha256").hexdigest()
+    except OSError as error:
+        raise DataError(f"cannot read {path}: {error.strerror}. Copy it again.") from error
 
 
 def sync_folder(folder: Path) -> None:

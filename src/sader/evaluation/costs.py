@@ -12,7 +12,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import lru_cache
 from pathlib import Path
@@ -41,14 +41,8 @@ from sader.models import (
     model_from_dict,
 )
 
-KINDS: Mapping[str, str] = {
-    "convolution": "convolution",
-    "mm": "matmul",
-    "addmm": "matmul",
-    "bmm": "matmul",
-    "baddbmm": "matmul",
-}
-"""Operator -> kind; every fused attention operator is "attention", all others keep their own name."""
+MATRIX_PRODUCTS = ("mm", "addmm", "bmm", "baddbmm")
+"""Operators of kind "matmul"; fused attention operators are of kind "attention", all others keep their own name."""
 
 
 @dataclass(frozen=True)
@@ -95,7 +89,7 @@ def count_macs(call: Callable[..., Any], *inputs: Any, **keywords: Any) -> dict[
     counts: dict[str, int] = {}
     for operator, flops in counter.get_flop_counts().get("Global", {}).items():
         name = str(operator).removeprefix("aten.").split(".")[0]
-        kind = "attention" if "dot_product" in name else KINDS.get(name, name)
+        kind = "attention" if "dot_product" in name else "matmul" if name in MATRIX_PRODUCTS else name
         counts[kind] = counts.get(kind, 0) + int(flops) // 2
     return {"total": sum(counts.values()), **dict(sorted(counts.items()))}
 
@@ -114,9 +108,9 @@ def on_meta(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
 def network_on_meta(config: AnyModelConfig) -> MTCDN | Baseline:
     """Return the network of `config` on the meta device: shapes without values."""
     with torch.device("meta"):
-        return (
-            build_baseline(config).eval() if isinstance(config, BaselineModelConfig) else MTCDN(config.network).eval()
-        )
+        if isinstance(config, BaselineModelConfig):
+            return build_baseline(config).eval()
+        return MTCDN(config.network).eval()
 
 
 @lru_cache(maxsize=256)
@@ -336,13 +330,10 @@ class ModelDescription:
     def rows(self) -> list[tuple[str, str]]:
         """Return (label, text) of every line to print."""
         cost, case, about = self.cost, f"T={self.dates}, {self.size}x{self.size}", self.publication
-        notes = (
-            []
-            if self.parameters_condition is None
-            else [f"{self.parameters_condition / cost.parameters:.0%} in the condition network"]
-        )
+        notes, forward = [], [case]
+        if self.parameters_condition is not None:
+            notes.append(f"{self.parameters_condition / cost.parameters:.0%} in the condition network")
         extra = self.parameters_training - cost.parameters
-        forward = [case]
         sample = [f"{cost.evaluations} evaluation{'s' * (cost.evaluations != 1)}"]
         if about is not None:
             notes.append(_paper(about.paper_parameters, " M"))
@@ -355,9 +346,8 @@ class ModelDescription:
         notes += [f"{extra / 1e6:.2f} M more in training"] if extra else []
         rows = [("model", f"{self.title} ({self.kind}{'' if self.trained else ', untrained'})")]
         if about is not None:
-            rows.append(
-                ("published", f"{about.published} ({about.year}); built from published facts, not from its code")
-            )
+            text = f"{about.published} ({about.year}); built from published facts, not from its code"
+            rows.append(("published", text))
         rows += [
             ("bands", " ".join(self.bands)),
             ("auxiliary bands", " ".join(self.aux_bands) or "none"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import io
 import json
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -13,11 +14,11 @@ import numpy as np
 
 from sader.data.items import Item
 from sader.data.public.registry import DatasetItems
-from sader.errors import OutputError
 from sader.evaluation.figures import Point, draw_gallery, draw_pareto, pareto_front
 from sader.evaluation.methods import CONTROL, RemoverMethod
 from sader.evaluation.scoring import LOWER_IS_BETTER, REGION_METRICS, REGIONS, Method, Results, Row
 from sader.evaluation.statistics import Comparison, Interval, Summary, plain
+from sader.files import write_atomically
 
 CASE = "T = 3, 256x256"
 COST_HEADING = ("parameters M", "GMAC per forward", "GMAC per sample", "evaluations", "s / megapixel", "peak MiB")
@@ -31,20 +32,9 @@ HEADINGS = {
 _BY_REGION = tuple(f"{name}_{region}" for region in REGIONS for name in REGION_METRICS)
 _ONLY_IN_FILES = ("rmse", "mae", "clear_mae", "seconds", "seconds_per_megapixel", "mtc_rmse", "mtc_mae", *_BY_REGION)
 """In the JSON and the CSV, not in the Markdown tables."""
-_DIGITS = {
-    "mtc_psnr": 3,
-    "psnr": 2,
-    "psnr_unbiased": 2,
-    "sam": 2,
-    "sharpness": 2,
-    "rmse": 4,
-    "mae": 4,
-    "clear_mae": 5,
-    "seconds": 2,
-    "seconds_per_megapixel": 2,
-    "mtc_rmse": 4,
-    "mtc_mae": 4,
-}
+_DIGITS = dict.fromkeys(("psnr", "psnr_unbiased", "sam", "sharpness", "seconds", "seconds_per_megapixel"), 2)
+_DIGITS |= dict.fromkeys(("rmse", "mae", "mtc_rmse", "mtc_mae"), 4) | {"clear_mae": 5}
+"""Digits of a metric in tables; 3 for the others."""
 
 
 @dataclass(frozen=True)
@@ -98,14 +88,10 @@ def _place_table(summary: Summary) -> list[str]:
     places = list(dict.fromkeys(group for m in summary.methods for group in m.groups))
     if "psnr" not in summary.methods[0].overall or not places:
         return []
-    rows = [
-        [
-            m.method,
-            *(_number(m.groups.get(place, {}).get("psnr", float("nan")), "psnr") for place in places),
-            _number(m.over_groups["psnr"], "psnr"),
-        ]
-        for m in summary.methods
-    ]
+    rows = []
+    for m in summary.methods:
+        values = [m.groups.get(place, {}).get("psnr") for place in places]
+        rows.append([m.method, *(number_cell(value, 2) for value in (*values, m.over_groups["psnr"]))])
     lines = table_lines(["method", *places, "mean over places"], rows)
     return ["", "PSNR by place, and the mean over places:", "", *lines]
 
@@ -205,15 +191,9 @@ def cost_lines(results: Results) -> list[str]:
 def cost_cells(results: Results, method: str) -> list[str]:
     """Return parameters, GMACs per forward and per sample, evaluations, seconds per megapixel and memory as text."""
     cost = results.costs[method]
-    network = bool(cost.parameters)
-    return [
-        f"{cost.parameters / 1e6:.2f}" if network else "-",
-        _amount(cost.gmacs_forward if network else None),
-        _amount(cost.gmacs_sample if network else None),
-        str(cost.evaluations) if network else "-",
-        _amount(results.seconds_per_megapixel(method)),
-        _amount(cost.peak_memory_mb, 0),
-    ]
+    network = (cost.parameters / 1e6, 2), (cost.gmacs_forward, 2), (cost.gmacs_sample, 2), (cost.evaluations, 0)
+    cells = [number_cell(value if cost.parameters else None, digits) for value, digits in network]
+    return [*cells, number_cell(results.seconds_per_megapixel(method), 2), number_cell(cost.peak_memory_mb, 0)]
 
 
 def pareto_points(report: Report) -> list[Point]:
@@ -266,15 +246,11 @@ def write_report(
     folder = Path(folder)
     table, summary, items = files = [folder / name for name in ("table.md", "summary.json", "items.csv")]
     content = {"title": report.title, **report_json(report, published=published)}
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        table.write_text(text or markdown(report), encoding="utf-8")
-        summary.write_text(json.dumps(content, indent=2, ensure_ascii=False), encoding="utf-8")
-        with items.open("w", newline="", encoding="utf-8") as file:
-            csv.writer(file).writerows(_item_lines(report.results.rows))
-    except OSError as error:
-        reason = error.strerror or error
-        raise OutputError(f"cannot write the report to {folder}: {reason}. Choose another --out.") from error
+    rows = io.StringIO()
+    csv.writer(rows).writerows(_item_lines(report.results.rows))
+    write_atomically(table, (text or markdown(report)).encode())
+    write_atomically(summary, json.dumps(content, indent=2, ensure_ascii=False).encode())
+    write_atomically(items, rows.getvalue().encode())
     return files + _write_figures(folder, report, published, shown)
 
 
@@ -333,11 +309,6 @@ def write_panels(
     """Write a picture of the best and worst cases of `shown`: dates, mask, result, baseline, truth, error."""
     from sader.figures.picture import before_after, save_png
 
-    folder = Path(folder)
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise OutputError(f"cannot create {folder}: {error.strerror or error}. Choose another --out.") from error
     extremes = extreme_items(rows, shown, count=count)
     wanted = [name for names in extremes.values() for name in names]
     # Items of a public dataset are read from disk: read those few only.
@@ -367,7 +338,7 @@ def write_panels(
                 title=f"{shown}: {name}, {values[name, shown]['psnr']:.2f} dB on the scored pixels",
             )
             safe = "".join(letter if letter.isalnum() else "-" for letter in shown)
-            paths.append(save_png(figure, folder / f"{safe}-{kind}{number}.png"))
+            paths.append(save_png(figure, Path(folder) / f"{safe}-{kind}{number}.png"))
     return paths
 
 
@@ -385,27 +356,24 @@ def table_lines(heading: Sequence[str], rows: Sequence[Sequence[str]]) -> list[s
     return lines + ["| " + " | ".join(row) + " |" for row in rows]
 
 
-def _number(value: float, metric: str, *, sign: bool = False) -> str:
-    if not np.isfinite(value):
+def number_cell(value: float | None, digits: int, *, sign: bool = False) -> str:
+    """Return a number with so many digits after the point, "-" where there is none."""
+    if value is None or not np.isfinite(value):
         return "-"
-    return f"{value:{'+' if sign else ''}.{_DIGITS.get(metric, 3)}f}"
+    return f"{value:{'+' if sign else ''}.{digits}f}"
+
+
+def _number(value: float, metric: str, *, sign: bool = False) -> str:
+    return number_cell(value, _DIGITS.get(metric, 3), sign=sign)
 
 
 def score_cell(interval: Interval, metric: str, *, sign: bool = False) -> str:
     """Return "mean [low, high]" with the digits of the metric, or "-"; one item has no interval."""
-    if not np.isfinite(interval.mean):
-        return "-"
-    if interval.count == 1:
+    if interval.count <= 1:
         return _number(interval.mean, metric, sign=sign)
     mean, low, high = (_number(value, metric, sign=sign) for value in (interval.mean, interval.low, interval.high))
     return f"{mean} [{low}, {high}]"
 
 
 def _p(value: float) -> str:
-    if not np.isfinite(value):
-        return "-"
-    return "< 0.001" if value < 0.001 else f"{value:.3f}"
-
-
-def _amount(value: float | None, digits: int = 2) -> str:
-    return "-" if value is None or not np.isfinite(value) else f"{value:.{digits}f}"
+    return "< 0.001" if value < 0.001 else number_cell(value, 3)

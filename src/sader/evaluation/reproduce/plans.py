@@ -130,25 +130,28 @@ def _full(dataset: str) -> PlanRow:
     return PlanRow("sader-5+0", "SADER, 5 steps", _sader(dataset), steps="5")
 
 
+_ABLATED = {
+    "no-tfblock": ("without TFBlock", "sader-no-tfblock", _NO_FUSION),
+    "no-hablock": ("without HABlock", "sader-no-hablock", _NO_HYBRID),
+    "mse": ("MSE", "sader-mse", _MSE),
+    "no-cloud-free": ("without the cloud-free term", "sader-no-clear", _NO_CLEAR),
+    "no-brightness": ("without the brightness term", "sader-no-brightness", _NO_BRIGHTNESS),
+}
+"""Row of the ablations in five steps -> title, run and its changes."""
+
+
+def _ablations(dataset: str, names: Iterable[str]) -> tuple[PlanRow, ...]:
+    rows = [(name, *_ABLATED[name]) for name in names]
+    made = (PlanRow(name, title, _sader(dataset, run, changes), steps="5") for name, title, run, changes in rows)
+    return (*made, _full(dataset))
+
+
 def _architecture(dataset: str) -> tuple[PlanRow, ...]:
-    return (
-        PlanRow("no-tfblock", "without TFBlock", _sader(dataset, "sader-no-tfblock", _NO_FUSION), steps="5"),
-        PlanRow("no-hablock", "without HABlock", _sader(dataset, "sader-no-hablock", _NO_HYBRID), steps="5"),
-        _full(dataset),
-    )
+    return _ablations(dataset, ("no-tfblock", "no-hablock"))
 
 
 def _losses(dataset: str) -> tuple[PlanRow, ...]:
-    return (
-        PlanRow("mse", "MSE", _sader(dataset, "sader-mse", _MSE), steps="5"),
-        PlanRow("no-cloud-free", "without the cloud-free term", _sader(dataset, "sader-no-clear", _NO_CLEAR),
-                steps="5"),
-        PlanRow(
-            "no-brightness", "without the brightness term", _sader(dataset, "sader-no-brightness", _NO_BRIGHTNESS),
-            steps="5",
-        ),
-        _full(dataset),
-    )  # fmt: skip
+    return _ablations(dataset, ("mse", "no-cloud-free", "no-brightness"))
 
 
 def _weights(dataset: str) -> tuple[PlanRow, ...]:

@@ -54,10 +54,7 @@ TABLE_2: dict[str, Values] = {
 }  # fmt: skip
 """SEN12MS-CR-TS East Asia: PSNR, SSIM, SAM."""
 
-_FULL: dict[str, Values] = {
-    SEN2: (20.806, 0.104, 0.077, 0.722, 0.229),
-    TS: (29.914, 0.033, 0.028, 0.929, 5.973),
-}
+_FULL: dict[str, Values] = {SEN2: (20.806, 0.104, 0.077, 0.722, 0.229), TS: (29.914, 0.033, 0.028, 0.929, 5.973)}
 TABLE_3: Ablation = {
     SEN2: {
         "no-tfblock": (20.487, 0.106, 0.079, 0.717, 0.235), "no-hablock": (20.659, 0.107, 0.079, 0.721, 0.232),

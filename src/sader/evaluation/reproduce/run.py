@@ -32,7 +32,6 @@ from sader.evaluation.reproduce.setting import (
     Setting,
     check_data,
     digest,
-    file_digest,
     scored_items,
     tiny_setting,
     training_set,
@@ -47,11 +46,11 @@ from sader.evaluation.reproduce.training import (
     training_shards,
 )
 from sader.evaluation.scoring import DEFAULT_METRICS, Method, load, save
-from sader.files import write_atomically
+from sader.files import file_digest, write_atomically
 from sader.inference.remover import CloudRemover, RemoverOptions
 from sader.models import AnyModelConfig
-from sader.training.config import TrainConfig, resolve
-from sader.training.guide import resolve_guide
+from sader.training.config import RunConfig, TrainConfig, flat, resolve
+from sader.training.guide import GuideRunConfig, resolve_guide
 
 Notify = Callable[[str], None]
 NEEDS_DAYS = frozenset({"linear_in_time"})
@@ -297,7 +296,7 @@ def dry_run(request: ReproduceRequest) -> list[str]:
         head = [f"## {setting.label} {spec.name} ({spec.base})", f"rows: {', '.join(sampled)}"]
         speed = training_speed(spec.base, config.model, config.train.batch_size * config.train.accumulate)
         head += _amounts(config.train, series, request.seconds, speed)
-        texts.append("\n".join([*head, *_flat(to_dict(config))]) + "\n")
+        texts.append("\n".join([*head, *_settings(config)]) + "\n")
     for (dataset, kind), bands in guides.items():
         texts.append(_guide_text(settings[dataset], kind, bands))
     return texts
@@ -310,7 +309,7 @@ def _guide_text(setting: Setting, kind: str, bands: tuple[str, ...]) -> str:
     head = [f"## {setting.label} guide-{kind} ({form})", f"data: {where}"]
     series = EUROSAT_IMAGES if where == EUROSAT else len(training_set(setting)) if setting.root else None
     head += _amounts(config.train, series, setting.request.seconds, None)
-    return "\n".join([*head, *_flat(to_dict(config))]) + "\n"
+    return "\n".join([*head, *_settings(config)]) + "\n"
 
 
 def training_speed(base: str, model: AnyModelConfig, batch: int) -> tuple[float, str]:
@@ -340,9 +339,5 @@ def _amounts(
     return [*lines, f"hours: {samples / speed[0] / 3600:.1f} ({speed[1]})"]
 
 
-def _flat(values: dict[str, Any], prefix: str = "") -> Iterator[str]:
-    for key, value in values.items():
-        if isinstance(value, dict):
-            yield from _flat(value, f"{prefix}{key}.")
-        else:
-            yield f"{prefix}{key}={json.dumps(value)}"
+def _settings(config: RunConfig | GuideRunConfig) -> list[str]:
+    return [f"{key}={json.dumps(value)}" for key, value in flat(to_dict(config)).items()]

@@ -213,12 +213,6 @@ def digest(values: dict[str, Any]) -> str:
     return hashlib.sha256(json.dumps(values, sort_keys=True, default=str).encode()).hexdigest()
 
 
-def file_digest(path: Path) -> str:
-    """Return the SHA-256 of a file."""
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
-
-
 TINY_SIDE = 32
 COMPLETE = "complete"
 _JUDGE = "judge_widths=[4,4]"
@@ -248,18 +242,8 @@ _TINY_NETWORKS: dict[str, tuple[str, ...]] = {
     "small": (*_MTCDN, "cloud_widths=[8, 8]", "refinement_widths=[8]"),
 }  # fmt: skip
 """Base of a run -> changes to its network."""
-TINY_TRAIN = tuple(
-    f"train.{text}"
-    for text in (
-        "device=cpu",
-        "batch_size=2",
-        "accumulate=1",
-        "dates=3",
-        f"crop={TINY_SIDE}",
-        "log_every=1",
-        "checkpoint_every=1",
-    )
-)
+_TINY_TRAIN = f"device=cpu batch_size=2 accumulate=1 dates=3 crop={TINY_SIDE} log_every=1 checkpoint_every=1"
+TINY_TRAIN = tuple(f"train.{text}" for text in _TINY_TRAIN.split())
 
 
 def tiny_overrides(base: str) -> tuple[str, ...]:

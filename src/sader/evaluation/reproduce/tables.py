@@ -19,6 +19,7 @@ from sader.evaluation.report import (
     Report,
     cost_cells,
     difference_lines,
+    number_cell,
     region_table,
     table_lines,
     write_report,
@@ -36,7 +37,6 @@ _NAMES = {
     "psnr": "PSNR", "psnr_unbiased": "PSNR, bias removed", "ssim": "SSIM", "rmse": "RMSE", "mae": "MAE", "sam": "SAM",
     "sharpness": "sharpness", "lpips": "LPIPS",
 }  # fmt: skip
-_DIGITS = {"psnr": 3, "sam": 3, "rmse": 4, "mae": 4}
 _UNPUBLISHED = ("psnr", "psnr_unbiased", "ssim", "sam", "sharpness", "lpips")
 """Metrics of a table that is not in the paper: PSNR alone may reward the mean colour or a blur."""
 
@@ -187,7 +187,7 @@ def _markdown(page: _Page, methods: Sequence[MethodSummary], comparisons: Sequen
             paper_values = values.get(row.name, ()) if row.run is not None else ()
             cells = [
                 method,
-                *(_whole(one.facts.get(key)) for key in ("trained_steps", "series_seen", "trained_seconds")),
+                *(number_cell(one.facts.get(key), 0) for key in ("trained_steps", "series_seen", "trained_seconds")),
             ]
             cells += [_batch(one.facts), *(_mean(mine, own + name, name) for name in names)]
             if values:
@@ -315,9 +315,4 @@ def _value(method: MethodSummary, key: str) -> float:
 
 
 def _mean(method: MethodSummary, key: str, name: str) -> str:
-    value = _value(method, key)
-    return f"{value:.{_DIGITS.get(name, 3)}f}" if np.isfinite(value) else "-"
-
-
-def _whole(value: object) -> str:
-    return f"{value:.0f}" if isinstance(value, int | float) else "-"
+    return number_cell(_value(method, key), 4 if name in ("rmse", "mae") else 3)

@@ -22,16 +22,8 @@ from sader.data.public.splits import RANDOM
 from sader.data.shards import fingerprint
 from sader.errors import ConfigError
 from sader.evaluation.reproduce.plans import HERE, PlanRow, RunSpec
-from sader.evaluation.reproduce.setting import (
-    EUROSAT,
-    TINY_TRAIN,
-    Setting,
-    digest,
-    file_digest,
-    tiny_overrides,
-    training_set,
-)
-from sader.files import locked, write_atomically
+from sader.evaluation.reproduce.setting import EUROSAT, TINY_TRAIN, Setting, digest, tiny_overrides, training_set
+from sader.files import file_digest, locked, write_atomically
 from sader.models import BASELINES, PRESETS, get_preset, get_system
 
 ENDLESS = 10_000_000
@@ -83,15 +75,20 @@ def training_shards(setting: Setting) -> tuple[str, ...]:
         return setting.shards
     from sader.data.pack import pack_dataset
 
-    folder = setting.out / "shards" / setting.label
-    done = folder / "packed.json"
     train = training_set(setting)
-    facts = json.loads(json.dumps(train.facts, default=str))
-    with locked(folder.with_suffix(".lock"), wait=True):
-        if not done.is_file() or json.loads(done.read_text(encoding="utf-8")) != facts:
-            pack_dataset(train, folder, step=1)
-            write_atomically(done, json.dumps(facts).encode())
+    folder = _packed_once(setting, setting.label, train.facts, lambda folder: pack_dataset(train, folder, step=1))
     return (str(folder / "train"),)
+
+
+def _packed_once(setting: Setting, name: str, facts: Any, pack: Callable[[Path], object]) -> Path:
+    """Return the folder of some shards; `pack(folder)` is called unless it was with the same facts."""
+    folder, text = setting.out / "shards" / name, json.dumps(facts, default=str)
+    done = folder / "packed.json"
+    with locked(folder.with_suffix(".lock"), wait=True):
+        if not done.is_file() or done.read_text(encoding="utf-8") != text:
+            pack(folder)
+            write_atomically(done, text.encode())
+    return folder
 
 
 def guide_shards(setting: Setting) -> tuple[str, ...]:
@@ -100,15 +97,14 @@ def guide_shards(setting: Setting) -> tuple[str, ...]:
         return training_shards(setting)
     from sader.data.pack import pack_sources
 
-    folder = setting.out / "shards" / EUROSAT
-    done, root = folder / "packed.json", setting.guide_root
+    root = setting.guide_root
     facts = {path.name: path.stat().st_size for path in sorted(root.glob("*/*.tif"))}
-    with locked(folder.with_suffix(".lock"), wait=True):
-        if not done.is_file() or json.loads(done.read_text(encoding="utf-8")) != facts:
-            shutil.rmtree(folder, ignore_errors=True)
-            pack_sources([f"eurosatms:{root}"], folder, bands=BANDS_13, step=1, split="none")
-            write_atomically(done, json.dumps(facts).encode())
-    return (str(folder),)
+
+    def pack(folder: Path) -> None:
+        shutil.rmtree(folder, ignore_errors=True)
+        pack_sources([f"eurosatms:{root}"], folder, bands=BANDS_13, step=1, split="none")
+
+    return (str(_packed_once(setting, EUROSAT, facts, pack)),)
 
 
 def run_overrides(setting: Setting, spec: RunSpec) -> list[str]:

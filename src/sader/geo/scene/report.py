@@ -7,7 +7,6 @@ animation of its dates, and the NDVI of points before and after.
 from __future__ import annotations
 
 import csv
-import hashlib
 import io
 import re
 from collections.abc import Mapping, Sequence
@@ -46,7 +45,7 @@ from sader.figures.picture import (
     save_png,
     true_colour,
 )
-from sader.files import write_atomically
+from sader.files import file_digest, write_atomically
 from sader.geo.grid import Grid, in_degrees
 from sader.geo.read.raster import open_raster, reading
 from sader.geo.scene.options import PROVENANCE_LEGEND
@@ -234,9 +233,8 @@ def _model(report: SceneReport, remover: CloudRemover) -> dict[str, object]:
 def _files(stack: GeoStack, report: SceneReport) -> str:
     rows: list[tuple[str, object]] = []
     for file in report.files:
-        with open(file, "rb") as handle:
-            digest = hashlib.file_digest(handle, "sha256").hexdigest()
-        rows.append((Path(file).name, f"{Path(file).stat().st_size:,} bytes, SHA-256 {digest}"))
+        path = Path(file)
+        rows.append((path.name, f"{path.stat().st_size:,} bytes, SHA-256 {file_digest(path)}"))
     across, down = stack.grid.resolution
     left, bottom, right, top = stack.grid.bounds
     coding = stack.coding
