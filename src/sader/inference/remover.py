@@ -257,9 +257,13 @@ class CloudRemover:
 
     # ---------------------------------------------------------------- whole images
 
-    def __call__(self, cloudy: ArrayLike, **inputs: Any) -> NDArray[np.float32]:
+    def __call__(self, cloudy: ArrayLike, *, progress: Progress | None = None, **inputs: Any) -> NDArray[np.float32]:
         """Return the clear image (C, H, W) of the dates cloudy (T, C, H, W); see `predict` for the arguments."""
-        return self.predict(cloudy, **inputs).clear
+        plan, scene = self._planned(cloudy, **inputs)
+        sink = ArraySink(plan)
+        with local_executor(plan, self, scene) as executor:
+            run_rows(plan, executor, sink, options=self.options, device=self.device, progress=progress)
+        return sink.arrays["clear"]
 
     def predict(
         self,
@@ -313,7 +317,7 @@ class CloudRemover:
         return Removal(found["clear"], cloud, found["kept"], found.get("spread"), found.get("source_date"))
 
     def _planned(
-        self, cloudy: ArrayLike, *, steps: int | str | None, seed: int, samples: int, **series: Any
+        self, cloudy: ArrayLike, *, steps: int | str | None = None, seed: int = 0, samples: int = 1, **series: Any
     ) -> tuple[ScenePlan, ArrayScene]:
         """Return the plan and the source of a series after checking the arguments of `predict`."""
         self.check_numbers(steps, samples, seed)
