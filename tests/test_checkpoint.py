@@ -312,11 +312,11 @@ def test_weights_that_are_not_finite_are_refused(path, value):
 )
 def test_sizes_are_compared_with_the_file_before_memory_is_taken(path, network):
     rewritten(path, config=lambda config: {**config, "network": {**config["network"], **network}})
-    before, started = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss, time.perf_counter()
+    before, started = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss, time.process_time()
     with pytest.raises(CheckpointError, match=r"does not fit its own config|describes no network"):
         load_checkpoint(path)
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 200_000  # kilobytes
-    assert time.perf_counter() - started < 20
+    assert time.process_time() - started < 20
 
 
 @pytest.mark.parametrize("card", [["a", "list"], "text", 3])

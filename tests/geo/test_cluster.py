@@ -472,7 +472,7 @@ def test_the_only_worker_dies_and_the_scheduler_after_it(scenes, tmp_path, remov
 
             with pytest.raises(DataError, match=r"the dask cluster is gone .*Finished rows are kept"):
                 run(kill)
-            assert time.monotonic() - started[0] < 20
+            assert time.monotonic() - started[0] < 60
         finally:
             for process in processes:
                 process.kill()
@@ -525,7 +525,7 @@ def test_an_address_without_scheduler_is_told_within_seconds(scenes, tmp_path, r
             connect(address),
         ):
             pass
-    assert time.monotonic() - started < 15
+    assert time.monotonic() - started < 25  # three times CONNECT_SECONDS takes longer
 
 
 def test_a_scheduler_without_workers_is_told(monkeypatch):

@@ -112,15 +112,30 @@ def test_pictures_and_values_do_not_wait_for_the_clouds(large):
     with large.service.finder._busy:  # as if it were at work
         for factor, column in ((8, 0), (4, 1), (1, 4)):
             asked = {"factor": factor, "column": column, "row": 0}
-            assert large.client.get(f"/scenes/{scene}/layers/0", params=asked, timeout=20).status_code == 200
-        said = large.client.get(f"/scenes/{scene}/values", params={"column": 2499, "row": 2399}, timeout=20).json()
+            assert large.client.get(f"/scenes/{scene}/layers/0", params=asked, timeout=60).status_code == 200
+        said = large.client.get(f"/scenes/{scene}/values", params={"column": 2499, "row": 2399}, timeout=60).json()
     assert said["dates"][0][:2] == [0.3399, 0.3499]
 
 
-def test_a_value_goes_before_the_squares_that_wait(large):
+def test_a_value_goes_before_the_squares_that_wait(large, monkeypatch):
     """A fast zoom requests many squares; the value under the cursor overtakes them."""
     scene = large.scene("scene")
     ended: list[str] = []
+    waiting: list[bool] = []
+    """Low priority or not, of every request that has reached the reader."""
+    honest = large.service.reader.call
+
+    def counted(*words, low_priority=False, **named):
+        waiting.append(low_priority)
+        return honest(*words, low_priority=low_priority, **named)
+
+    def until(condition):
+        end = time.monotonic() + 60
+        while not condition():
+            assert time.monotonic() < end, waiting
+            time.sleep(0.01)
+
+    monkeypatch.setattr(large.service.reader, "call", counted)
 
     def ask(name, path, **asked):
         with httpx.Client(base_url=large.url, timeout=60) as client:
@@ -135,10 +150,11 @@ def test_a_value_goes_before_the_squares_that_wait(large):
         ]
         for call in calls:
             call.start()
-        time.sleep(1.0)
+        until(lambda: sum(waiting) == len(squares))
         value = threading.Thread(target=ask, args=("value", "values"), kwargs={"column": 5, "row": 5})
         value.start()
-        time.sleep(0.5)
+        until(lambda: not all(waiting))
+        time.sleep(0.2)  # from the call to its place at the lock
     for call in (*calls, value):
         call.join(timeout=60)
     assert len(ended) == len(squares) + 1
