@@ -16,7 +16,7 @@ from pathlib import Path
 from sader.errors import DataError, OutputError
 
 
-def write_atomically(path: Path, content: bytes | Iterable[bytes]) -> None:
+def write_atomically(path: Path, content: bytes | Iterable[bytes | memoryview]) -> None:
     """Write `content` so that `path` holds either the old or the new content, even after a crash or a full disk."""
     partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
     try:

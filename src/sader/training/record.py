@@ -49,7 +49,7 @@ def save_state(run_dir: Path, state: Mapping[str, Any]) -> Path:
     buffer = io.BytesIO()
     torch.save({"format": FORMAT, **state}, buffer)
     try:
-        write_atomically(path, buffer.getvalue())
+        write_atomically(path, [buffer.getbuffer()])
     except OutputError as error:
         kept = state_files(run_dir)
         found = f"{kept[-1]} is kept: --resume continues from it." if kept else "There is no earlier checkpoint."
