@@ -19,8 +19,15 @@ CHROMIUM = next(
 NO_CHROMIUM = "no Chromium found: the browser tests were not run (Debian: apt install chromium)"
 
 
+def new_page(browser: Any, **options: Any) -> Any:
+    """Return a page that waits long enough on a busy machine."""
+    page = browser.new_page(**options)
+    page.set_default_timeout(90_000)
+    return page
+
+
 def watched(browser: Any, server: Running, **size: int) -> Iterator[Any]:
-    made = browser.new_page(viewport=size, accept_downloads=True)
+    made = new_page(browser, viewport=size, accept_downloads=True)
     errors, far = [], []
     made.on("pageerror", lambda error: errors.append(str(error)))
     made.on("request", lambda request: far.append(request.url) if not request.url.startswith(server.url) else None)
@@ -32,7 +39,7 @@ def watched(browser: Any, server: Running, **size: int) -> Iterator[Any]:
     assert [url for url in far if not url.startswith(("data:", "blob:"))] == []  # it works offline
 
 
-def until(page: Any, condition: str, seconds: float = 30) -> None:
+def until(page: Any, condition: str, seconds: float = 90) -> None:
     """Wait for a condition (the page's own policy forbids Playwright to do so inside it)."""
     end = time.monotonic() + seconds
     while not page.evaluate(condition):

@@ -13,7 +13,7 @@ import pytest
 
 from sader.viewer.settings import Limits, ServeSettings
 
-from .browsing import drawn, until
+from .browsing import drawn, new_page, until
 from .conftest import serving
 
 HEIGHT, WIDTH = 2400, 2500
@@ -51,7 +51,7 @@ def shown_value(page):
 
 @pytest.mark.slow
 def test_the_page_with_a_large_scene(browser, large):
-    page = browser.new_page(viewport={"width": 1200, "height": 760})
+    page = new_page(browser, viewport={"width": 1200, "height": 760})
     squares: list[dict[str, list[str]]] = []
     sizes: list[int] = []
 

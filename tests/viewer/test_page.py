@@ -12,7 +12,7 @@ import pytest
 
 from sader.viewer.settings import ServeSettings
 
-from .browsing import drawn, until, upload, watched
+from .browsing import drawn, new_page, until, upload, watched
 from .conftest import LIMITS, Running, serving, write_date, write_scene
 
 TOKEN = "a-token-for-the-browser-tests"
@@ -330,7 +330,7 @@ def test_a_window_of_390_pixels(phone, finished):
 
 def test_the_token_is_entered_on_the_page_and_never_in_a_url(browser, tmp_path):
     with serving(ServeSettings(data=tmp_path, port=0, token=TOKEN, limits=LIMITS)) as server:
-        page = browser.new_page()
+        page = new_page(browser)
         urls: list[str] = []
         page.on("request", lambda request: urls.append(request.url))
         page.goto(server.url)
@@ -349,7 +349,7 @@ def test_the_token_is_entered_on_the_page_and_never_in_a_url(browser, tmp_path):
 
 def test_another_site_cannot_use_the_server_of_this_browser(browser, server, tmp_path):
     """A page from another origin, in a real browser: its requests change nothing and its frames stay empty."""
-    page = browser.new_page()
+    page = new_page(browser)
     page.route("http://evil.example/**", lambda route: route.fulfill(body="<h1>evil</h1>", content_type="text/html"))
     page.goto("http://evil.example/")
     before = len(server.service.scenes.all())
@@ -405,7 +405,7 @@ def test_names_of_files_are_text_in_a_report(browser, tmp_path):
     with pytest.raises(SystemExit) as ended:
         main(["remove", *map(str, files), "-o", str(out), "--report", str(tmp_path / "r.html")])
     assert not ended.value.code
-    page = browser.new_page()
+    page = new_page(browser)
     far: list[str] = []
     page.on("request", lambda request: far.append(request.url))
     page.goto((tmp_path / "r.html").as_uri())
