@@ -37,10 +37,10 @@ from sader.evaluation.evaluate import score_methods, with_lpips
 from sader.evaluation.figures import Point, draw_gallery, draw_pareto, example_of
 from sader.evaluation.methods import RemoverMethod, StoredMethod, make_method, store_predictions
 from sader.evaluation.report import Report, table_lines, write_report
-from sader.evaluation.reproduce.setting import digest, file_digest
+from sader.evaluation.reproduce.setting import digest
 from sader.evaluation.scoring import DEFAULT_METRICS, Method, Results, load, save
 from sader.evaluation.statistics import Comparison, MethodSummary, compare_rows, summarise
-from sader.files import write_atomically
+from sader.files import file_digest, write_atomically
 from sader.inference.remover import CloudRemover, RemoverOptions
 from sader.method.diffusion import Denoiser
 from sader.method.guides import GUIDES
