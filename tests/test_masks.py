@@ -12,6 +12,7 @@ from sader.data.synthetic.scene import make_series
 from sader.errors import ConfigError
 from sader.inference.masks import BESIDE_NODATA, cloud_remnants, grown, used_mask
 from sader.inference.remover import CloudRemover
+from sader.inference.scene import AGREEMENT
 from sader.model.heads import HIDDEN_CLASSES, MASK_CLASSES
 
 SIZE = 40
@@ -177,3 +178,20 @@ def test_water_that_only_the_reference_date_shows_stays_visible():
     cautious = remover.with_options(cloud_threshold=0.25).estimate_cloud(cloudy, reference=0)[0] > 0.5
     assert cautious[flood].mean() < 0.15
     assert cautious[hidden].mean() > 0.9
+
+
+def test_pixels_that_agree_with_the_result_are_kept_under_an_estimated_mask():
+    from sader.demo import demo_scene
+
+    cloudy = demo_scene().cloudy[..., 96:192, 110:206]
+    remover = CloudRemover.from_pretrained("sader-s2-rgbn", device="cpu")
+    found = remover.predict(cloudy, reference=0)
+    hidden = found.cloud > 0.5
+    given = remover.predict(cloudy, reference=0, cloud_mask=hidden)
+    assert np.array_equal(given.kept, ~hidden[0])  # a given mask stands
+    difference = np.abs(cloudy[0] - given.clear)
+    agrees = (difference <= np.minimum(given.spread, AGREEMENT)).all(axis=0)
+    assert 0.05 < agrees[hidden[0]].mean() < 0.95
+    assert np.array_equal(found.kept, ~hidden[0] | agrees)
+    assert np.array_equal(found.clear, np.where(found.kept, cloudy[0], given.clear))
+    assert not found.spread[:, found.kept].any()

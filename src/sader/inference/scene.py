@@ -59,6 +59,8 @@ GPU_WORKERS = 4
 """Batches under way on a GPU: one is computed while the others are read, queued and cut into tiles."""
 MISSING = 0.5
 """Reflectance at nodata and in missing bands: the middle of the model's range."""
+AGREEMENT = 0.02
+"""Reflectance; larger differences are never taken for agreement, whatever the expected error."""
 COLUMNS = 1024
 """Columns finished at a time, which bounds the memory of a wide scene."""
 
@@ -156,20 +158,30 @@ class ScenePlan:
 
     @property
     def channels(self) -> int:
-        """Planes of a tile: image, cloud probabilities, standard deviation, weights of the dates and the fill."""
+        """Planes of a tile: image, cloud probabilities, agreement, standard deviation, weights of dates and fill."""
         return sum(self._planes)
 
     @property
     def _planes(self) -> tuple[int, ...]:
         bands, dates = len(self.bands), len(self.codings)
-        return bands, len(self.clouds), bands * self.spread, (dates + 1) * self.sources
+        agreement = int(self.reference is not None)
+        return bands, len(self.clouds), agreement, bands * self.spread, (dates + 1) * self.sources
 
-    def join(self, image: Tensor, cloud: Tensor, spread: Tensor | None, weights: Tensor | None) -> Tensor:
-        """Return the planes (channels, h, w) of one tile; cloud is (T, h, w), weights (T + 1, h, w).
+    def join(
+        self,
+        image: Tensor,
+        cloud: Tensor,
+        agrees: Tensor | None = None,
+        spread: Tensor | None = None,
+        weights: Tensor | None = None,
+    ) -> Tensor:
+        """Return the planes (channels, h, w) of one tile; cloud is (T, h, w), agrees (h, w), weights (T + 1, h, w).
 
         Without weights, all pixels are those of the reference date.
         """
         parts = [image, *(cloud[date, None] for date in self.clouds)]
+        if self.reference is not None:
+            parts.append(torch.zeros_like(image[:1]) if agrees is None else agrees[None].to(image.dtype))
         if self.spread:
             parts.append(torch.zeros_like(image) if spread is None else spread)
         if self.sources and weights is None:
@@ -177,10 +189,10 @@ class ScenePlan:
             weights[self.reference or 0] = 1.0
         return torch.cat([*parts, weights] if self.sources and weights is not None else parts)
 
-    def split(self, planes: Tensor) -> tuple[Tensor, Tensor, Tensor | None, Tensor | None]:
-        """Return image, cloud probabilities, standard deviation and weights of joined planes."""
-        image, cloud, spread, weights = planes.split(self._planes)
-        return image, cloud, spread if self.spread else None, weights if self.sources else None
+    def split(self, planes: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor | None, Tensor | None]:
+        """Return image, cloud probabilities, agreement, standard deviation and weights of joined planes."""
+        image, cloud, agrees, spread, weights = planes.split(self._planes)
+        return image, cloud, agrees, spread if self.spread else None, weights if self.sources else None
 
 
 class RawTile(NamedTuple):
@@ -290,7 +302,11 @@ def _raw_tile(plan: ScenePlan, remover: CloudRemover, raw: RawTiles, number: int
         places = [remover.bands.index(band) for band in plan.bands]
         clear, spread = clear[places], spread[places]
     weights = None if raw.weights is None else raw.weights[number]
-    return RawTile(plan.join(clear, raw.cloud[number].float(), spread, weights), tile.valid, tile.own)
+    agrees = None
+    if plan.reference is not None and tile.read.masks[plan.reference] is None and remover.states_error:
+        difference = (tile.cloudy[plan.reference] - clear).abs()
+        agrees = (difference <= spread.clamp(max=AGREEMENT)).all(dim=0)
+    return RawTile(plan.join(clear, raw.cloud[number].float(), agrees, spread, weights), tile.valid, tile.own)
 
 
 def _decoded(plan: ScenePlan, remover: CloudRemover, window: Window, read: SceneWindow) -> _Decoded:
@@ -315,7 +331,7 @@ def _without_network(plan: ScenePlan, tile: _Decoded) -> RawTile | None:
     kept = tile.valid[plan.reference] & ~mask
     if not bool((kept | ~tile.valid.any(dim=0)).all()):
         return None
-    planes = plan.join(tile.cloudy[plan.reference], _given_clouds(tile), None, None)
+    planes = plan.join(tile.cloudy[plan.reference], _given_clouds(tile))
     return RawTile(planes, tile.valid, tile.own)
 
 
@@ -506,14 +522,16 @@ def finish(
 ) -> FinishedRows:
     """Return blended planes (channels, h, w) as a finished part: clear pixels of the reference date are put back.
 
-    Every pixel is finished for itself, so that any part of a scene may be finished alone.
+    So are pixels that an estimated mask hides, but that differ from the result by no more than its expected error in
+    all bands: replacing them would correct nothing. Every pixel is finished for itself, so that any part of a scene may
+    be finished alone.
     """
     reference, threshold = plan.reference, options.cloud_threshold
-    image, cloud, spread, weights = plan.split(blended)
+    image, cloud, agrees, spread, weights = plan.split(blended)
     image = image.clamp(min=0.0)
     kept = torch.zeros(valid.shape[1:], dtype=torch.bool, device=valid.device)
     if reference is not None and own is not None:
-        kept = (cloud[plan.clouds.index(reference)] < threshold) & valid[reference]
+        kept = ((cloud[plan.clouds.index(reference)] < threshold) | (agrees[0] > 0.5)) & valid[reference]
         values, _ = decode(own, plan.codings[reference])
         image = torch.where(kept, values, image)
     seen = valid.any(dim=0)
