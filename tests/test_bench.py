@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import importlib.util
 import json
 import sys
@@ -25,6 +26,17 @@ def script(name):
     sys.modules[name] = module  # dataclasses look there for their annotations
     spec.loader.exec_module(module)
     return module
+
+
+@pytest.mark.parametrize("folder", ["benchmarks", "tools", "examples"])
+def test_scripts_import_names_that_exist(folder):
+    for path in (Path(__file__).parents[1] / folder).rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == "sader":
+                module = importlib.import_module(node.module)
+                for name in node.names:
+                    exists = hasattr(module, name.name) or importlib.util.find_spec(f"{node.module}.{name.name}")
+                    assert exists, f"{path.name} imports {name.name} from {node.module}"
 
 
 def test_rates_follow_from_the_time():

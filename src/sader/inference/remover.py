@@ -137,7 +137,7 @@ class Removal:
     kept: NDArray[np.bool_]
     """(H, W): pixels taken unchanged from the reference date."""
     spread: NDArray[np.float32] | None
-    """(C, H, W): expected standard deviation, 0 for kept pixels: the network's estimate of its error and the spread of
+    """(C, H, W): expected standard deviation, 0 where the date is clear: the network's error estimate and the spread of
     the samples together. None for one sample of a network that does not estimate its error."""
     source_date: NDArray[np.uint8] | None = None
     """(H, W): the date that contributes most, counted from 1; 0 where `clear` is NaN, 255 where the pixel is filled

@@ -475,7 +475,7 @@ class FinishedRows:
     cloud: Tensor
     """(planes, h, w) probability of cloud or shadow of the dates in `ScenePlan.clouds`."""
     spread: Tensor | None
-    """(C, h, w) standard deviation, 0 where kept, NaN where no date has data."""
+    """(C, h, w) standard deviation, 0 where the reference date is clear, NaN where no date has data."""
     own: Tensor | None
     """(C, h, w) stored numbers of the reference date."""
     source_date: Tensor | None
@@ -529,14 +529,15 @@ def finish(
     reference, threshold = plan.reference, options.cloud_threshold
     image, cloud, agrees, spread, weights = plan.split(blended)
     image = image.clamp(min=0.0)
-    kept = torch.zeros(valid.shape[1:], dtype=torch.bool, device=valid.device)
+    clear = kept = torch.zeros(valid.shape[1:], dtype=torch.bool, device=valid.device)
     if reference is not None and own is not None:
-        kept = ((cloud[plan.clouds.index(reference)] < threshold) | (agrees[0] > 0.5)) & valid[reference]
+        clear = (cloud[plan.clouds.index(reference)] < threshold) & valid[reference]
+        kept = clear | (agrees[0] > 0.5) & valid[reference]
         values, _ = decode(own, plan.codings[reference])
         image = torch.where(kept, values, image)
     seen = valid.any(dim=0)
     if spread is not None:
-        spread = spread.masked_fill(~seen, torch.nan).masked_fill(kept, 0.0)
+        spread = spread.masked_fill(~seen, torch.nan).masked_fill(clear, 0.0)
     shown = seen
     if options.min_count:
         shown = shown & (kept | (clear_dates(cloud, valid, threshold) >= options.min_count))
