@@ -286,7 +286,7 @@ def test_resampling_is_chosen_by_name_everywhere(monkeypatch) -> None:
     monkeypatch.setattr("sader.geo.remove.run_remove", remember)
     command = ["remove", "a.tif", "--resampling", "paper", "--guide", "mae", "--guide-weights", "guide.safetensors"]
     assert CliRunner().invoke(app, command).exit_code != 0
-    changes = asked["options"].remover_changes(overlap=64, batch_size=1, on_gpu=False)
+    changes = asked["options"].for_remover(RemoverOptions(), torch.device("cpu"))
     assert {"resampling": "paper", "guide": "mae", "guide_weights": "guide.safetensors"}.items() <= changes.items()
     for command in ("evaluate", "compare"):
         result = CliRunner().invoke(app, [command, "sader-s2-rgbn", "--data", ".", "--resampling", "papers"])

@@ -74,6 +74,7 @@ def test_too_few_pixels_are_no_evidence():
 
 def test_remove_notifies_the_user(tmp_path, write_date, tiny):
     from sader.geo.align import build_stack
+    from sader.geo.read.masks import with_masks
     from sader.geo.read.sources import open_sources
     from sader.geo.scene.options import SceneOptions
     from sader.geo.scene.run import clear_scene
@@ -86,6 +87,6 @@ def test_remove_notifies_the_user(tmp_path, write_date, tiny):
     ]
     masks = write_date(tmp_path / "masks.tif", np.zeros((3, 40, 50), np.uint8), bands=None, nodata=None)
     texts: list[str] = []
-    stack = build_stack(open_sources(paths, mask=masks), tiny.config.network, notice=texts.append)
+    stack = build_stack(with_masks(open_sources(paths), masks), tiny.config.network, notice=texts.append)
     clear_scene(stack, tiny, tmp_path / "c.tif", SceneOptions(reference=0), notice=texts.append)
     assert [text for text in texts if "S2_2022-04-10.tif: the spectra of" in text]

@@ -93,6 +93,11 @@ def lazy(values: NDArray[np.float32], chunks: Any) -> Any:
     return as_xarray(da.from_array(values, chunks=chunks))
 
 
+def clear(array: Any, remover: CloudRemover, **options: Any) -> Any:
+    """The clear image alone, not computed."""
+    return cluster.clear_dataset(array, remover, extras=False, **options)["clear"]
+
+
 @pytest.fixture(scope="module")
 def local() -> Iterator[Any]:
     with (
@@ -116,13 +121,13 @@ def expected(remover, values) -> Any:
 
 @pytest.mark.parametrize("chunks", [(3, 4, HEIGHT, WIDTH), (1, 4, 32, 32), (2, 1, 17, 99), (3, 3, 75, 10)])
 def test_the_bits_are_those_of_one_process_whatever_the_chunks(remover, values, expected, chunks):
-    result = cluster.clear(lazy(values, chunks), remover, reference=1, seed=5, samples=2)
+    result = clear(lazy(values, chunks), remover, reference=1, seed=5, samples=2)
     assert np.array_equal(result.compute(scheduler="threads").values, expected.clear, equal_nan=True)
 
 
 @pytest.mark.parametrize("chunks", [1000, 40, 13, None])
 def test_chunks_of_the_result_change_nothing(remover, values, expected, chunks):
-    result = cluster.clear(as_xarray(values), remover, reference=1, seed=5, samples=2, chunks=chunks)
+    result = clear(as_xarray(values), remover, reference=1, seed=5, samples=2, chunks=chunks)
     assert result.data.chunksize[1:] == tuple(min(chunks or 24, size) for size in (HEIGHT, WIDTH))
     assert np.array_equal(result.compute(scheduler="sync").values, expected.clear, equal_nan=True)
 
@@ -139,7 +144,7 @@ def test_tile_and_overlap_are_those_asked_for(remover, values):
     with_tiles = tiny(remover.config, tile=48, overlap=16)
     valid = np.isfinite(values).all(axis=1)
     wanted = with_tiles(np.nan_to_num(values), valid=valid, reference=0)
-    result = cluster.clear(lazy(values, 50), remover, reference=0, tile=48, overlap=16)
+    result = clear(lazy(values, 50), remover, reference=0, tile=48, overlap=16)
     assert np.array_equal(result.values, wanted, equal_nan=True)
 
 
@@ -151,9 +156,9 @@ def test_a_network_of_the_paper_gives_its_bits_too(values):
     masks = xr.DataArray(da.from_array(mask, chunks=30), dims=("time", "y", "x"))
     for reference in (None, 1):
         wanted = paper(whole, reference=reference, cloud_mask=mask, days=[0, 1, 2], steps="1+1")
-        made = cluster.clear(lazy(whole, 40), paper, reference=reference, cloud_mask=masks, steps="1+1")
+        made = clear(lazy(whole, 40), paper, reference=reference, cloud_mask=masks, steps="1+1")
         assert np.array_equal(made.values, wanted)
-    made = cluster.clear(lazy(whole, 40), paper, reference=1)
+    made = clear(lazy(whole, 40), paper, reference=1)
     assert np.array_equal(made.values, paper(whole, reference=1, days=[0, 1, 2]))
 
 
@@ -186,7 +191,7 @@ def test_nothing_is_computed_until_asked(remover):
         raise AssertionError("a chunk was computed")
 
     data = da.map_blocks(refuse, chunks=((3,), (4,), (40, 40), (40, 40)), dtype="float32", meta=np.empty((0,) * 4))
-    result = cluster.clear(as_xarray(data), remover)
+    result = clear(as_xarray(data), remover)
     assert result.shape == (4, 80, 80)
     assert result.spatial_ref.attrs["crs_wkt"] == "EPSG:32632"
     assert list(result.band.values) == BANDS
@@ -202,7 +207,7 @@ def test_a_corner_of_the_result_reads_a_corner_of_the_dates(remover):
         return np.full((3, 4, 32, 32), 0.2, np.float32)
 
     data = da.map_blocks(load, chunks=((3,), (4,), (32,) * 8, (32,) * 8), dtype="float32", meta=np.empty((0,) * 4))
-    result = cluster.clear(as_xarray(data), remover, reference=0, scene_match=False)
+    result = clear(as_xarray(data), remover, reference=0, scene_match=False)
     assert result[:, :20, :20].compute(scheduler="sync").shape == (4, 20, 20)
     assert set(read) == {(0, 0)}
 
@@ -222,21 +227,21 @@ def test_auto_is_decided_lazily_and_like_in_memory(local, remover, values):
 
 def test_a_persisted_array_works_too(local, remover, values, expected):
     array = lazy(values, (3, 4, 40, 40)).persist()
-    result = cluster.clear(array, remover, reference=1, seed=5, samples=2)
+    result = clear(array, remover, reference=1, seed=5, samples=2)
     assert np.array_equal(result.values, expected.clear, equal_nan=True)
-    assert np.isfinite(cluster.clear(array, remover).values).any()
+    assert np.isfinite(clear(array, remover).values).any()
 
 
 def test_all_nan_is_nan_and_an_error_of_a_tile_reaches_the_user(remover, values):
-    nothing = cluster.clear(lazy(np.full_like(values, np.nan), 40), remover)
+    nothing = clear(lazy(np.full_like(values, np.nan), 40), remover)
     assert np.isnan(nothing.compute(scheduler="sync")).all()
-    wrong = cluster.clear(lazy(np.nan_to_num(values) * 10000, 40), remover, reference=0)
+    wrong = clear(lazy(np.nan_to_num(values) * 10000, 40), remover, reference=0)
     with pytest.raises(ValueRangeError, match=r"goes up to .*scale_factor"):
         wrong.compute(scheduler="sync")
     with pytest.raises(ConfigError, match="chunks is 0"):
-        cluster.clear(lazy(values, 40), remover, chunks=0)
+        clear(lazy(values, 40), remover, chunks=0)
     with pytest.raises(ConfigError, match="samples is 0"):
-        cluster.clear(lazy(values, 40), remover, samples=0)
+        clear(lazy(values, 40), remover, samples=0)
 
 
 # ------------------------------------------------------------------------------------------------ workers
@@ -255,7 +260,7 @@ def test_a_sent_remover_has_the_same_bits_and_is_built_once(remover):
 def test_a_killed_worker_changes_nothing(local, remover):
     array = np.random.default_rng(2).uniform(0.02, 0.5, (3, 4, 104, 104)).astype(np.float32)
     wanted = tiny(remover.config, tile=32, overlap=8)(array, reference=0, steps=8)
-    result = cluster.clear(lazy(array, 52), remover, reference=0, steps=8)
+    result = clear(lazy(array, 52), remover, reference=0, steps=8)
     job = local.compute(result)
     tasks = local.cluster.scheduler.tasks
     victim = next(iter(local.scheduler_info()["workers"]))
@@ -432,7 +437,7 @@ def test_files_on_a_cluster_give_the_file_of_a_local_run(local, scenes, tmp_path
 def test_a_worker_that_cannot_find_the_files_says_so(local, scenes, tmp_path, remover):
     scene = StackScene(stack_of(scenes, remover))
     scenes[2].rename(tmp_path / "moved.tif")
-    plan = ScenePlan((80, 100), scene.bands, scene.codings, None, 0, None, tile=32, overlap=8)
+    plan = ScenePlan((80, 100), scene.stack.bands, scene.stack.codings, None, 0, None, tile=32, overlap=8)
     address = local.scheduler.address
     with (
         pytest.raises(DataError, match=r"S2_2022-10-10.*On a dask worker: all machines must see"),

@@ -164,13 +164,13 @@ def test_counts_of_landsat_are_pointed_out(tmp_path, write_date, land):
 def test_nothing_clear_in_any_date_is_said(tmp_path, write_date, land, tiny):
     path = write_date(tmp_path / "a.tif", 0)
     covered = write_date(tmp_path / "m.tif", np.ones((1, 70, 90), np.uint8), bands=None, nodata=None)
-    stack = build_stack(open_sources([path], mask=[covered]), tiny.config.network, notice=quiet)
+    stack = build_stack(with_masks(open_sources([path]), [covered]), tiny.config.network, notice=quiet)
     said: list[str] = []
     clear_scene(stack, tiny, tmp_path / "c.tif", SceneOptions(), notice=said.append)
     assert any("clouds hide 99% or more of every date" in text and "--scale" in text for text in said)
     said.clear()
     covered = write_date(tmp_path / "m2.tif", np.zeros((1, 70, 90), np.uint8), bands=None, nodata=None)
-    stack = build_stack(open_sources([path], mask=[covered]), tiny.config.network, notice=quiet)
+    stack = build_stack(with_masks(open_sources([path]), [covered]), tiny.config.network, notice=quiet)
     clear_scene(stack, tiny, tmp_path / "d.tif", SceneOptions(), notice=said.append)
     assert not any("clouds hide" in text for text in said)
 

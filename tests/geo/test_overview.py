@@ -10,6 +10,7 @@ import torch
 
 from sader.geo.align import build_stack
 from sader.geo.grid import Grid
+from sader.geo.read.masks import with_masks
 from sader.geo.read.sources import open_sources
 from sader.geo.scene import cog
 from sader.geo.scene import source as overview
@@ -77,7 +78,7 @@ def test_rasters_of_a_few_rows_or_columns_have_one(tmp_path, write_date, tiny, s
     counts = np.random.default_rng(0).integers(500, 3000, (4, *shape)).astype(np.uint16)
     paths = [write_date(tmp_path / f"S2_2022-0{n + 3}-10.tif", counts, tiled=False) for n in range(2)]
     mask = write_date(tmp_path / "m" / "m.tif", np.zeros((2, *shape), np.uint8), bands=None, nodata=None, tiled=False)
-    stack = build_stack(open_sources(paths, mask=mask), tiny.config.network)
+    stack = build_stack(with_masks(open_sources(paths), mask), tiny.config.network)
     found = overview.read_overview(stack, tiny)
     assert found.valid.all()
     assert (found.cloud == 0).all()

@@ -13,6 +13,7 @@ import pytest
 
 from sader.errors import SaderError
 from sader.geo.align import build_stack
+from sader.geo.read.masks import with_masks
 from sader.geo.read.sources import open_sources
 from sader.geo.scene.options import SceneOptions
 from sader.geo.scene.run import clear_scene
@@ -109,7 +110,7 @@ def test_a_raster_is_refused_or_cleared_as_in_memory(tiny, raster):
         masks = write(folder / "m.tif", mask.astype(np.uint8), raster)
         out = folder / "out" / "c.tif"
         try:
-            stack = build_stack(open_sources(paths, mask=masks), tiny.config.network)
+            stack = build_stack(with_masks(open_sources(paths), masks), tiny.config.network)
             clear_scene(stack, tiny, out, SceneOptions(reference=0), notice=lambda text: None)
         except SaderError:
             assert not out.exists()

@@ -14,6 +14,7 @@ from sader.checkpoint import Checkpoint
 from sader.errors import ConfigError, DataError, OutputError
 from sader.geo.align import build_stack
 from sader.geo.grid import Grid
+from sader.geo.read.masks import with_masks
 from sader.geo.read.sources import open_sources
 from sader.geo.scene.options import SceneOptions
 from sader.geo.scene.run import choose_reference, clear_scene
@@ -30,8 +31,9 @@ def quiet(text: str) -> None:
     """Take a notice and do nothing with it."""
 
 
-def stack_of(paths: list[Any], remover: CloudRemover, **given: Any) -> Any:
-    return build_stack(open_sources(paths, notice=quiet, **given), remover.config.network, notice=quiet)
+def stack_of(paths: list[Any], remover: CloudRemover, mask: Any = None, **given: Any) -> Any:
+    sources = with_masks(open_sources(paths, notice=quiet, **given), mask, notice=quiet)
+    return build_stack(sources, remover.config.network, notice=quiet)
 
 
 def read(path: Any) -> np.ndarray:
@@ -391,8 +393,8 @@ def test_memory_runs_out_and_the_batch_is_halved(dates, tiny, monkeypatch, caplo
     scene = StackScene(stack_of(paths, tiny))
     plan = ScenePlan(
         shape=(70, 90),
-        bands=scene.bands,
-        codings=scene.codings,
+        bands=scene.stack.bands,
+        codings=scene.stack.codings,
         days=None,
         reference=None,
         match=None,
@@ -435,7 +437,9 @@ def test_blank_tiles_are_of_the_kind_of_the_first_tiles(dates, tiny, masked):
     paths, _, masks = dates
     remover = tiny.with_options(tile=32, overlap=8, batch_size=2)
     scene = StackScene(stack_of(paths, remover, mask=masks) if masked else stack_of(paths, remover))
-    plan = ScenePlan(scene.shape, scene.bands, scene.codings, None, None, None, tile=32, overlap=8)
+    plan = ScenePlan(
+        scene.stack.grid.shape, scene.stack.bands, scene.stack.codings, None, None, None, tile=32, overlap=8
+    )
     kinds: list[Any] = []
     work = remover.tile
 
@@ -446,7 +450,7 @@ def test_blank_tiles_are_of_the_kind_of_the_first_tiles(dates, tiny, masked):
 
     remover.__dict__["tile"] = tile
     compute_blank_tiles(plan, remover, scene)
-    match = read_overview(scene.stack, remover).match(remover, 0, scene.shape)
+    match = read_overview(scene.stack, remover).match(remover, 0, scene.stack.grid.shape)
     cloudy = [window for window in plan.windows if window.row in (0, 24) and window.col == 24]
     plan = replace(plan, reference=0, match=match, clouds=(0,))
     predict_windows(plan, remover, lambda windows: [scene.read(one) for one in windows], cloudy)

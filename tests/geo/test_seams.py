@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from sader.checkpoint import Checkpoint
 from sader.data.synthetic.scene import make_place, make_series
 from sader.geo.align import build_stack
+from sader.geo.read.masks import with_masks
 from sader.geo.read.sources import open_sources
 from sader.geo.scene.run import SceneOptions, clear_scene
 from sader.inference.remover import CloudRemover
@@ -157,7 +158,7 @@ def cleared(tmp_path: Any, write_date: Any, cloudy: np.ndarray, mask: np.ndarray
         write_date(tmp_path / f"m{n}.tif", one[None].astype(np.uint8), bands=None, nodata=None)
         for n, one in enumerate(mask)
     ]
-    stack = build_stack(open_sources(paths, mask=masks), remover.config.network, notice=quiet)
+    stack = build_stack(with_masks(open_sources(paths), masks), remover.config.network, notice=quiet)
     out = tmp_path / f"clear{remover.options.tile}.tif"
     clear_scene(stack, remover, out, SceneOptions(reference=0, overwrite=True), notice=quiet)
     with rasterio.open(out) as dataset:

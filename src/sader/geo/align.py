@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from sader.config import NetworkConfig
 from sader.errors import BandError, ConfigError, DataError, require
-from sader.geo.grid import Box, Grid, area_window, in_degrees, parse_dates
+from sader.geo.grid import Box, Grid, area_window, bounds_in, crs_of, in_degrees, parse_dates
 from sader.geo.read.raster import crs_text, grid_of, opened, reading
 from sader.geo.stack import DateSource, GeoStack, WrappedSource
 from sader.inference.tiling import Notice, Window
@@ -185,8 +185,7 @@ def find_apart(grid: Grid, others: Sequence[Grid]) -> list[int]:
     for position, other in enumerate(others):
         box = other.bounds
         if other.crs and grid.crs and other.crs != grid.crs:
-            transform_bounds = require("rasterio.warp", extra="geo", purpose="warping").transform_bounds
-            box = transform_bounds(other.crs, grid.crs, *box)
+            box = bounds_in(other.crs, grid.crs, box)
         if box[2] <= left or box[0] >= right or box[3] <= bottom or box[1] >= top:
             apart.append(position)
     return apart
@@ -211,11 +210,10 @@ def find_grid(wanted: str | Path | Grid | None, own: Grid) -> Grid:
     if not own.crs:
         raise DataError(f"--grid {text} needs images with a place on the map; the first one has no reference system.")
     errors = require("rasterio.errors", extra="geo", purpose="warping")
-    crs_type = require("rasterio.crs", extra="geo", purpose="warping").CRS
     warp = require("rasterio.warp", extra="geo", purpose="warping")
     try:
         with require("rasterio", extra="geo", purpose="warping").Env():  # keeps messages of PROJ off the terminal
-            crs = crs_type.from_user_input(found[1])
+            crs = crs_of(found[1])
         size = float(found[2]) if found[2] else None
         if size is not None and not 0 < size < math.inf:
             raise ValueError(f"pixels of {found[2]} units")

@@ -19,11 +19,10 @@ from numpy.typing import NDArray
 
 from sader._version import __version__
 from sader.errors import ConfigError, OutputError
-from sader.files import replace as move
 from sader.geo.align import LESS_RELIABLE
 from sader.geo.read.masks import CLASSES_TAG
 from sader.geo.remove import ALL_BANDS_MODEL, Loader, RemoveRequest, load_remover, open_files, open_request
-from sader.geo.scene.cog import Layer, RowFile, make_cog, writing
+from sader.geo.scene.cog import Layer, RowFile, make_cog, publish_cog, writing
 from sader.geo.scene.options import MASKS, SceneOptions, side_file
 from sader.geo.scene.resume import WorkFolder
 from sader.geo.scene.run import check_folder, check_target, gdal_cache, scene_remover
@@ -33,14 +32,12 @@ from sader.geo.stack import GeoStack
 from sader.geo.xarray.cube import cube_scene, open_cube
 from sader.inference.masks import MASK_WEIGHTS
 from sader.inference.remover import CloudRemover
-from sader.inference.tiling import Notice, Progress, Window, plan_windows
+from sader.inference.tiling import Notes, Notice, Progress, Window, plan_windows
 from sader.inference.values import HIGHEST, LOWEST, UNKNOWN, decode_array
 from sader.model.heads import MASK_CLASSES
 
 if TYPE_CHECKING:
     import xarray as xr
-
-    from sader.inference.remover import CloudRemover
 
 LEGEND = (
     ("clear land", (120, 160, 90, 255)),
@@ -91,20 +88,17 @@ def run_mask(
             "sader mask reads files; expected GeoTIFFs, folders, .SAFE products or STAC items. For a Zarr store: "
             "sader.classify_xarray(remover, cube)."
         )
-    messages: list[str] = []
+    notes = Notes(notice)
 
     def notify(text: str) -> None:
-        if text.endswith(LESS_RELIABLE):
-            return  # of the other network: masks of four bands are as good as those of thirteen
-        messages.append(text)
-        if notice is not None:
-            notice(text)
+        if not text.endswith(LESS_RELIABLE):  # of the other network: masks of four bands are as good as of thirteen
+            notes(text)
 
     # The masks of this model are those of all models; it has the most bands and needs none in particular.
     request = replace(request, mask=("own",), model=request.model or ALL_BANDS_MODEL)
     stack, remover, options = open_request(request, load or load_remover, notify)
     done = write_classes(stack, remover, request.out, options, progress=progress)
-    return replace(done, notices=tuple(dict.fromkeys(messages)))
+    return replace(done, notices=notes.texts)
 
 
 def classify_files(
@@ -153,7 +147,7 @@ def write_classes(
             read_overview(stack, remover, scene)  # refuses what is not reflectance
             rows = [
                 [
-                    RowFile(work.file(f"{one.name}-{number}.rows"), one, stack.grid)
+                    RowFile(work.path / f"{one.name}-{number}.rows", one, stack.grid)
                     for one in (CLASS_LAYER, PERCENT_LAYER)
                 ]
                 for number in range(len(targets))
@@ -165,8 +159,8 @@ def write_classes(
                     date = None if source.date is None else source.date.isoformat()
                     cogs.append([make_cog(one, tags=class_tags(source.name, date)) for one in pair])
                 for target, made in zip(targets, cogs, strict=True):
-                    _publish(made[1], side_target(target))
-                    _publish(made[0], target)
+                    publish_cog(made[1], side_target(target))
+                    publish_cog(made[0], target)
         finally:
             work.remove()
     files: list[str] = []
@@ -285,30 +279,23 @@ def _write_rows(
         file.create()
 
     def read(window: Window) -> tuple[NDArray[np.float32], NDArray[np.bool_]]:
-        dates = enumerate(scene.codings)
+        dates = enumerate(scene.stack.codings)
         values, valid = zip(*(decode_array(scene.blocks.read(one, window), own) for one, own in dates), strict=True)
         return np.stack(values), np.stack(valid)
 
     counts = np.zeros((len(rows), len(LEGEND)), np.int64)
     strip: list[tuple[NDArray[np.uint8], NDArray[np.uint8]]] = []
-    for window, classes, percent in classified(remover, scene.shape, scene.bands, read, progress):
+    shape = scene.stack.grid.shape
+    for window, classes, percent in classified(remover, shape, scene.stack.bands, read, progress):
         strip.append((classes[:, None], percent))
         for date, one in enumerate(classes):
             counts[date] += np.bincount(one.ravel(), minlength=UNKNOWN + 1)[: len(LEGEND)]
-        if window.col + window.width == scene.shape[1]:  # the last part of its rows
+        if window.col + window.width == shape[1]:  # the last part of its rows
             for number, parts in enumerate(zip(*strip, strict=True)):
                 for pair, lines in zip(rows, np.concatenate(parts, axis=3), strict=True):
                     pair[number].write(window.row, lines.swapaxes(0, 1), sync=False)
             strip.clear()
     return counts
-
-
-def _publish(made: Path, target: Path) -> None:
-    """Move a COG to its name, with the names of its classes, which GDAL keeps beside it."""
-    names = made.with_name(f"{made.name}.aux.xml")
-    if names.exists():
-        move(names, target.with_name(f"{target.name}.aux.xml"))
-    move(made, target)
 
 
 def classify_xarray(

@@ -21,6 +21,7 @@ ROUNDING = 1e-3
 Affine6 = tuple[float, float, float, float, float, float]
 """(a, b, c, d, e, f): x = a col + b row + c, y = d col + e row + f, pixel corners, in units of the CRS."""
 
+DEGREES = "EPSG:4326"
 Box = tuple[float, float, float, float]
 """(west, south, east, north) in degrees."""
 
@@ -71,13 +72,18 @@ class Grid:
     @property
     def in_degrees(self) -> bool:
         """Whether the units of the CRS are degrees; False without a CRS."""
-        crs = require("rasterio.crs", extra="geo", purpose="comparing reference systems").CRS
-        return bool(self.crs and crs.from_user_input(self.crs).is_geographic)
+        return bool(self.crs and crs_of(self.crs).is_geographic)
 
     def place(self, col: Any, row: Any) -> tuple[Any, Any]:
         """Return x and y of positions (numbers or arrays) in pixels from the upper left corner."""
         a, b, c, d, e, f = self.transform
         return a * col + b * row + c, d * col + e * row + f
+
+    def pixel(self, x: Any, y: Any) -> tuple[Any, Any]:
+        """Return column and row of places: the inverse of `place`."""
+        a, b, c, d, e, f = self.transform
+        x, y, scale = x - c, y - f, a * e - b * d
+        return (e * x - b * y) / scale, (a * y - d * x) / scale
 
     def same_as(self, other: Grid) -> bool:
         """Whether both have the same pixels, to within a hundredth of one (files round their transforms)."""
@@ -90,15 +96,11 @@ class Grid:
         slopes = zip((self.transform[i] for i in (0, 1, 3, 4)), (other.transform[i] for i in (0, 1, 3, 4)), strict=True)
         return corners and all(abs(a - b) <= tolerance / max(self.shape) for a, b in slopes)
 
-    def window_transform(self, window: Window) -> Affine6:
-        """Return the transform of a window of this grid."""
-        a, b, _, d, e, _ = self.transform
-        x, y = self.place(window.col, window.row)
-        return a, b, x, d, e, y
-
     def part(self, window: Window) -> Grid:
         """Return the grid of a window."""
-        return replace(self, transform=self.window_transform(window), width=window.width, height=window.height)
+        a, b, _, d, e, _ = self.transform
+        x, y = self.place(window.col, window.row)
+        return Grid(self.crs, (a, b, x, d, e, y), window.width, window.height)
 
     def coarser(self, factor: int) -> Grid:
         """Return a grid of pixels `factor` times as large that covers this one; its pixels end at a shorter edge."""
@@ -114,8 +116,20 @@ def same_crs(one: str, other: str) -> bool:
         return True
     if not one or not other:
         return False
-    crs = require("rasterio.crs", extra="geo", purpose="comparing reference systems").CRS
-    return bool(crs.from_user_input(one) == crs.from_user_input(other))
+    return bool(crs_of(one) == crs_of(other))
+
+
+def crs_of(text: str) -> Any:
+    """Return the reference system of a code or WKT as an object of rasterio."""
+    return require("rasterio.crs", extra="geo", purpose="using reference systems").CRS.from_user_input(text)
+
+
+def bounds_in(crs: str, target: str, bounds: Sequence[float]) -> tuple[float, float, float, float]:
+    """Return (left, bottom, right, top) around a rectangle of one reference system in another."""
+    left, bottom, right, top = require("rasterio.warp", extra="geo", purpose="warping").transform_bounds(
+        crs, target, *bounds
+    )
+    return left, bottom, right, top
 
 
 def parse_bbox(bbox: str | Sequence[float]) -> tuple[float, float, float, float]:
@@ -152,7 +166,7 @@ def parse_area(area: str | Path | Sequence[float]) -> Box:
     box = (*points.min(axis=0).tolist(), *points.max(axis=0).tolist())
     crs = content.get("crs", {}).get("properties", {}).get("name", "") if isinstance(content, dict) else ""
     if crs and not crs.upper().endswith("CRS84"):  # older files name a reference system; newer ones are in degrees
-        box = require("rasterio.warp", extra="geo", purpose="reading an area").transform_bounds(crs, "EPSG:4326", *box)
+        box = bounds_in(crs, DEGREES, box)
     if box[0] == box[2] or box[1] == box[3]:
         raise ConfigError(f"the area {area} has no extent ({box[0]:g}, {box[1]:g}); expected polygons, not one point.")
     try:
@@ -190,17 +204,14 @@ def parse_dates(dates: str | Sequence[str | datetime]) -> str:
 
 def in_degrees(grid: Grid) -> str:
     """Return the box around a grid as a user would give it: west,south,east,north in degrees."""
-    bounds = require("rasterio.warp", extra="geo", purpose="placing a scene").transform_bounds
-    return ",".join(f"{value:.6g}" for value in bounds(grid.crs, "EPSG:4326", *grid.bounds))
+    return ",".join(f"{value:.6g}" for value in bounds_in(grid.crs, DEGREES, grid.bounds))
 
 
 def crop_grid(grid: Grid, bbox: Sequence[float]) -> Grid:
     """Return the pixels of `grid`, continued beyond its edge where needed, that cover a bbox in degrees."""
-    bounds = require("rasterio.warp", extra="geo", purpose="placing a bbox").transform_bounds
     if not grid.crs:
         raise DataError("the scene has no reference system, so a bbox cannot be located on it. Georeference it first.")
-    left, bottom, right, top = bounds("EPSG:4326", grid.crs, *bbox)
-    return _snapped(grid, (left, bottom, right, top))
+    return _snapped(grid, bounds_in(DEGREES, grid.crs, bbox))
 
 
 def area_window(grid: Grid, box: Box) -> Window | None:
@@ -215,8 +226,7 @@ def area_window(grid: Grid, box: Box) -> Window | None:
 
 def union_grid(grids: Sequence[Grid]) -> Grid:
     """Return the first grid, continued so that it covers all of them."""
-    bounds = require("rasterio.warp", extra="geo", purpose="joining tiles").transform_bounds
-    boxes = [bounds(grid.crs, grids[0].crs, *grid.bounds) for grid in grids]
+    boxes = [bounds_in(grid.crs, grids[0].crs, grid.bounds) for grid in grids]
     lefts, bottoms, rights, tops = zip(*boxes, strict=True)
     return _snapped(grids[0], (min(lefts), min(bottoms), max(rights), max(tops)))
 

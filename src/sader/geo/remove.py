@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -26,12 +26,14 @@ from sader.geo.scene.options import SceneOptions
 from sader.geo.scene.run import Extras, MakeExecutor, SceneReport, check_output, clear_scene
 from sader.geo.stack import DateSource, GeoStack
 from sader.inference.remover import DEFAULT_MODEL, CloudRemover
-from sader.inference.tiling import Notice, Progress
+from sader.inference.tiling import Notes, Notice, Progress
 
 Loader = Callable[[str | None, str | None], tuple[CloudRemover, str]]
 """(model, device) -> the remover and its name in results."""
 ALL_BANDS_MODEL = "sader-s2-msi"
 """Shipped weights for scenes with more than `BANDS_RGBN`; it works without those that a scene lacks."""
+FILE_OPTIONS = ("bands", "offset", "mask", "mask_values", "aux", "grid", "load")
+"""Options of `remove_files` besides those of `SceneOptions`."""
 SMALL_TILE = 64
 """Edge in pixels below which the user is warned."""
 
@@ -43,9 +45,9 @@ class RemoveRequest:
     inputs: tuple[str, ...]
     out: str
     options: SceneOptions
-    bands: str | None = None
-    """A preset or names with commas between them."""
-    offset: str = "auto"
+    bands: str | tuple[str, ...] | None = None
+    """A preset, or names, as a text with commas between them."""
+    offset: str | float | None = "auto"
     scale: float | None = None
     """Reflectance per count, where that of the file is missing or wrong."""
     mask: tuple[str, ...] = ()
@@ -64,17 +66,19 @@ class RemoveRequest:
     """Write a STAC item beside the output."""
     dask: str | None = None
     stac: str | None = None
-    bbox: str | None = None
-    """The area: west,south,east,north in degrees."""
+    bbox: str | tuple[Any, ...] | None = None
+    """The area: west,south,east,north in degrees; in Python also a GeoJSON file."""
     aoi: str | None = None
     """The area as a GeoJSON file; the box around its shapes counts."""
     dates: str | None = None
     collection: str | None = None
+    load: LoadFunction | None = None
+    """Opens files of another kind."""
 
     @classmethod
-    def of(cls, given: Mapping[str, Any]) -> RemoveRequest:
-        """Return the request of options by name: those of this class and of `SceneOptions`."""
-        known = [*cls.__dataclass_fields__, *SceneOptions.__dataclass_fields__]
+    def of(cls, given: Mapping[str, Any], names: Iterable[str] | None = None) -> RemoveRequest:
+        """Return the request of options by name: those of `SceneOptions` and of this class, or `names` of these."""
+        known = [*(names or cls.__dataclass_fields__), *SceneOptions.__dataclass_fields__]
         if unknown := [name for name in given if name not in known]:
             raise ConfigError(f"unknown option {unknown[0]}{did_you_mean(unknown[0], known)}")
         options = {name: value for name, value in given.items() if name in SceneOptions.__dataclass_fields__}
@@ -83,6 +87,12 @@ class RemoveRequest:
             value = own.get(name) or ()
             own[name] = (value,) if isinstance(value, str) else value
         return cls(**{**own, "options": SceneOptions(**options)})
+
+    @property
+    def scene_options(self) -> SceneOptions:
+        """The options; the mask "head" is the cloud head of the model as the estimate of masks."""
+        head = [word.strip().lower() for word in self.mask] == ["head"]
+        return replace(self.options, masks="head") if head else self.options
 
     @property
     def area(self) -> Box | None:
@@ -94,7 +104,9 @@ class RemoveRequest:
 
 
 def _plain(value: Any) -> Any:
-    return str(value) if isinstance(value, Path) else tuple(map(str, value)) if isinstance(value, list) else value
+    if isinstance(value, list | tuple):
+        return tuple(map(str, value))
+    return str(value) if isinstance(value, Path) else value
 
 
 def run_remove(
@@ -108,37 +120,30 @@ def run_remove(
 
     load: returns the remover of (model, device) and its name, such as one from a cache; default `load_remover`.
     """
-    messages: list[str] = []
-
-    def notify(text: str) -> None:
-        messages.append(text)
-        if notice is not None:
-            notice(text)
-
+    notes = Notes(notice)
     if any(Path(given).suffix.lower() == ".zarr" for given in request.inputs):
-        return _remove_zarr(request, load or load_remover, progress, notify)
+        return _remove_zarr(request, load or load_remover, progress, notes)
     check_output(request.out, overwrite=request.options.overwrite)
     _check_extras(request)
-    stack, remover, options = open_request(request, load or load_remover, notify)
+    stack, remover, options = open_request(request, load or load_remover, notes)
     done = clear_scene(
         stack,
         remover,
         request.out,
         options,
         progress=progress,
-        notice=notify,
+        notice=notes,
         executor=executor_of(request),
-        extras=_extras(request, remover, messages),
+        extras=_extras(request, remover, notes),
     )
-    return replace(done, notices=tuple(dict.fromkeys(messages)))
+    return replace(done, notices=notes.texts)
 
 
 def open_request(request: RemoveRequest, load: Loader, notify: Notice) -> tuple[GeoStack, CloudRemover, SceneOptions]:
     """Return the stack, the remover and the options of a request, after all checks that read no pixels."""
     sources = find_sources(request, notify)
-    asked = None if request.bands is None else parse_bands(request.bands)
-    remover, name = load(request.model or choose_model(sources, asked, notify), request.device)
-    options = _with_head(replace(request.options, model_name=name), _mask(request))
+    remover, name = load(request.model or choose_model(sources, request.bands, notify), request.device)
+    options = replace(request.scene_options, model_name=name)
     if request.aux:
         check_radar(name, remover.config.network.aux_bands)
     if request.report is not None:
@@ -149,25 +154,21 @@ def open_request(request: RemoveRequest, load: Loader, notify: Notice) -> tuple[
             f"tiles of {options.tile} pixels contain too little context: clouds are missed, and the run takes long. "
             "Use 256 or more; memory is bounded anyway."
         )
-    grid = _grid(request.grid, sources, request.area)
-    stack = build_stack(sources, remover.config.network, bands=asked, grid=grid, notice=notify)
-    check_stack(stack, notify)
-    return stack, remover, options
+    return _stack(request, sources, remover, notify), remover, options
 
 
-def _with_head(options: SceneOptions, mask: object) -> SceneOptions:
-    """Return the options with the cloud head of the model as the estimate of masks, where the mask is "head"."""
-    head = isinstance(mask, str) and mask.strip().lower() == "head"
-    return replace(options, masks="head") if head else options
-
-
-def _grid(wanted: str | Path | None, sources: Sequence[DateSource], area: Box | None) -> str | Path | Grid | None:
-    """Return the output grid that was chosen, cut to the area."""
-    if wanted is None or area is None:
-        return wanted
-    grid = find_grid(wanted, sources[0].grid)
-    window = area_window(grid, area)
-    return grid if window is None else grid.part(window)
+def _stack(request: RemoveRequest, sources: Sequence[DateSource], remover: CloudRemover, notify: Notice) -> GeoStack:
+    """Return the dates on the grid of the request, with the bands of the model; notify of doubtful offsets."""
+    bands = None if request.bands is None else parse_bands(request.bands)
+    grid: str | Grid | None = request.grid
+    if grid is not None and (area := request.area) is not None:
+        whole = find_grid(grid, sources[0].grid)
+        window = area_window(whole, area)
+        grid = whole if window is None else whole.part(window)
+    stack = build_stack(sources, remover.config.network, bands=bands, grid=grid, notice=notify)
+    for warning in filter(None, map(check_source, stack.sources)):
+        notify(warning)
+    return stack
 
 
 def executor_of(request: RemoveRequest) -> MakeExecutor | None:
@@ -185,12 +186,6 @@ def _check_trained(remover: CloudRemover, notice: Notice) -> None:
         notice(f"the model {name} is untrained: the result shows that everything runs, not how good the method is.")
 
 
-def check_stack(stack: GeoStack, notice: Notice) -> None:
-    """Notify the user of doubtful offsets."""
-    for warning in filter(None, map(check_source, stack.sources)):
-        notice(warning)
-
-
 def _check_extras(request: RemoveRequest) -> None:
     for kind, path, endings in (
         ("preview", request.preview, (".png",)),
@@ -204,7 +199,7 @@ def _check_extras(request: RemoveRequest) -> None:
             raise OutputError(f"cannot write the {kind} into {Path(path).parent}: no such folder, or it is read-only.")
 
 
-def _extras(request: RemoveRequest, remover: CloudRemover, messages: Sequence[str]) -> Extras:
+def _extras(request: RemoveRequest, remover: CloudRemover, notes: Notes) -> Extras:
     """Return the files beside the output, in the order in which they are written."""
     from sader.geo.scene.report import write_preview, write_scene_report
 
@@ -217,8 +212,7 @@ def _extras(request: RemoveRequest, remover: CloudRemover, messages: Sequence[st
         settings = _settings(request)
 
         def write(report: SceneReport, stack: GeoStack) -> None:
-            full = replace(report, notices=tuple(dict.fromkeys(messages)))
-            write_scene_report(page, stack, full, remover, settings=settings)
+            write_scene_report(page, stack, replace(report, notices=notes.texts), remover, settings=settings)
 
         found[Path(page)] = write
     return found
@@ -291,7 +285,7 @@ def _remove_zarr(request: RemoveRequest, load: Loader, progress: Progress | None
         remover,
         replace(request.options, model_name=name),
         mask=request.mask[0] if request.mask else None,
-        address=request.dask,
+        executor=executor_of(request),
         progress=progress,
         notice=notify,
     )
@@ -310,9 +304,13 @@ def find_sources(request: RemoveRequest, notify: Notice) -> list[DateSource]:
     if request.stac is None:
         if request.collection is not None:
             raise ConfigError("--collection without a STAC API to choose from: give its address with --stac.")
-        found = open_sources(
-            request.inputs, bands=request.bands, offset=request.offset, scale=request.scale, notice=notify
-        )
+        if request.load is not None:
+            bands = None if request.bands is None else parse_bands(request.bands)
+            found: list[DateSource] = [source_from(path, request.load, bands=bands) for path in request.inputs]
+        else:
+            found = open_sources(
+                request.inputs, bands=request.bands, offset=request.offset, scale=request.scale, notice=notify
+            )
         found = with_radar(found, request.aux) if request.aux else found
         found = found if area is None else cropped(found, area, notify)
         found = with_masks(found, _mask(request), values=request.mask_values, notice=notify)
@@ -337,11 +335,12 @@ def _mask(request: RemoveRequest) -> str | list[str] | None:
     return request.mask[0] if len(request.mask) == 1 else list(request.mask)
 
 
-def choose_model(sources: Sequence[DateSource], bands: Sequence[str] | None, notify: Notice) -> str:
+def choose_model(sources: Sequence[DateSource], bands: str | Sequence[str] | None, notify: Notice) -> str:
     """Return the shipped model for the bands that all dates have: that of four bands, or that of all where more are.
 
     bands: those the user named, None for all.
     """
+    bands = None if bands is None else parse_bands(bands)
     common = [band for band in sources[0].bands if all(band in source.bands for source in sources)]
     more = [band for band in common if band in BANDS_13 and band not in BANDS_RGBN and (bands is None or band in bands)]
     if not more:
@@ -434,39 +433,14 @@ def remove_files(
 
 
 def open_files(
-    remover: CloudRemover,
-    files: Sequence[str | Path],
-    notify: Notice,
-    *,
-    bands: str | Sequence[str] | None = None,
-    offset: str | float | None = "auto",
-    mask: str | Path | Sequence[str | Path] | None = None,
-    mask_values: str | None = None,
-    aux: Sequence[str | Path] = (),
-    grid: str | Path | None = None,
-    area: str | Path | Sequence[float] | None = None,
-    load: LoadFunction | None = None,
-    **options: Any,
+    remover: CloudRemover, files: Sequence[str | Path], notify: Notice, *, area: Any = None, **options: Any
 ) -> tuple[GeoStack, SceneOptions]:
     """Return the stack of some files and the options; arguments as in `remove_files`."""
-    unknown = [key for key in options if key not in SceneOptions.__dataclass_fields__]
-    if unknown:
-        raise ConfigError(f"unknown option {unknown[0]}{did_you_mean(unknown[0], SceneOptions.__dataclass_fields__)}")
-    wanted = _with_head(SceneOptions(**options), mask)
     if isinstance(files, str | Path):
         raise DataError(f"files is one path ({files}); expected a list of them, one for each date or folder.")
-    names = None if bands is None else parse_bands(bands)
-    box = None if area is None else parse_area(area)
-    if load is None:
-        sources = open_sources(files, bands=bands, offset=offset, notice=notify)
-    else:
-        sources = [source_from(path, load, bands=names) for path in files]
-    if aux:
+    own = {"inputs": list(files), "out": "", "bbox": area}
+    request = RemoveRequest.of({**options, **own}, (*own, *FILE_OPTIONS))
+    sources = find_sources(request, notify)
+    if request.aux:
         check_radar("this model", remover.config.network.aux_bands)
-        sources = with_radar(sources, aux)
-    sources = sources if box is None else cropped(sources, box, notify)
-    sources = with_masks(sources, mask, values=mask_values, notice=notify)
-    chosen = _grid(grid, sources, box)
-    stack = build_stack(sources, remover.config.network, bands=names, grid=chosen, notice=notify)
-    check_stack(stack, notify)
-    return stack, wanted
+    return _stack(request, sources, remover, notify), request.scene_options

@@ -48,7 +48,7 @@ from sader.geo.scene.source import StackScene, overview_masks, overview_of
 from sader.geo.stack import GeoStack
 from sader.inference.remover import CloudRemover
 from sader.inference.scene import Overview
-from sader.inference.tiling import Notice, Progress, plan_windows
+from sader.inference.tiling import Notes, Notice, Progress, plan_windows
 
 MANY_DATES = 12
 """A series of more dates is recommended to be cleaned with the nearest ones."""
@@ -87,7 +87,7 @@ def run_series(
             "sader series reads files; expected GeoTIFFs, folders, .SAFE products or STAC items. For a Zarr store: "
             'sader.remove_xarray(remover, cube, reference="each").'
         )
-    notify = _Once(notice)
+    notify = Notes(notice)
     _check_folder(Path(request.out))
     stack, remover, options = open_request(request, load or load_remover, notify)
     series = Series(stack, scene_remover(remover, options), options, Path(request.out), nearest, executor_of(request))
@@ -118,24 +118,11 @@ def clean_series(
     """
     if "reference" in options:
         raise ConfigError("a series cleans every date in turn; to clean one date: sader.remove_files(reference=...).")
-    notify = _Once(lambda text: warnings.warn(text, stacklevel=5))
+    notify = Notes(lambda text: warnings.warn(text, stacklevel=5))
     _check_folder(Path(out))
     stack, wanted = open_files(remover, files, notify, **options)
     series = Series(stack, scene_remover(remover, wanted), wanted, Path(out), nearest)
     return series.run(None if animation is None else str(animation), points, progress, notify)
-
-
-class _Once:
-    """Hands each message on once: a series repeats those of its dates."""
-
-    def __init__(self, notice: Notice | None) -> None:
-        self.notice, self.messages = notice, dict[str, None]()
-
-    def __call__(self, text: str) -> None:
-        if text not in self.messages:
-            self.messages[text] = None
-            if self.notice is not None:
-                self.notice(text)
 
 
 @dataclass(frozen=True)
@@ -200,7 +187,7 @@ class Series:
         )
 
     def run(
-        self, animation: str | None, points: Sequence[str], progress: Progress | None, notify: _Once
+        self, animation: str | None, points: Sequence[str], progress: Progress | None, notify: Notes
     ) -> SeriesReport:
         """Clean all dates and write the files of the whole series."""
         started = time.perf_counter()
@@ -245,7 +232,7 @@ class Series:
         scenes = tuple(scene for _, scene in done)
         if self.is_zarr:
             scenes = tuple(replace(scene, output=str(self.out), files=(str(self.out),)) for scene in scenes)
-        return SeriesReport(str(self.out), scenes, tuple(files), time.perf_counter() - started, tuple(notify.messages))
+        return SeriesReport(str(self.out), scenes, tuple(files), time.perf_counter() - started, notify.texts)
 
     def _stored(self, jobs: Sequence[str]) -> list[tuple[int, SceneReport]] | None:
         """Return what a complete Zarr store of the same jobs holds; refuse any other, unless it may be replaced."""
@@ -263,7 +250,7 @@ class Series:
             from sader.geo.xarray.zarr import find_dates, write_dates
 
             if find_dates(self.out, jobs) is None:
-                write_dates(self.out, self.stack, done, jobs=jobs)
+                write_dates(self.out, self.stack, done, work=self.folder, jobs=jobs)
             shutil.rmtree(self.folder)
             return self.out
         from sader.geo.stac.write import write_collection
@@ -300,7 +287,7 @@ class Series:
                 )
         return found
 
-    def _clean(self, finished: set[int], progress: Progress | None, notify: _Once) -> list[tuple[int, SceneReport]]:
+    def _clean(self, finished: set[int], progress: Progress | None, notify: Notes) -> list[tuple[int, SceneReport]]:
         """Return (date, report) of each date that has data."""
         options = self.options
         if finished:
@@ -308,6 +295,11 @@ class Series:
         tiles = len(
             plan_windows(*self.stack.grid.shape, tile=self.remover.tile_size, overlap=self.remover.options.overlap)
         )
+
+        def advance(before: int, done: int, _: int) -> None:
+            if progress is not None:
+                progress(before + done, tiles * len(self.targets))
+
         done = []
         for date, (source, target) in enumerate(zip(self.stack.sources, self.targets, strict=True)):
             complete = date in finished
@@ -320,9 +312,7 @@ class Series:
                 self.remover,
                 target,
                 replace(options, reference=index, overwrite=options.overwrite and not complete),
-                progress=None
-                if progress is None
-                else partial(_advance, progress, date * tiles, tiles * len(self.targets)),
+                progress=partial(advance, date * tiles),
                 notice=(lambda text: None) if complete else notify,
                 executor=self.executor,
                 extras=self._extras(target),
@@ -335,10 +325,6 @@ class Series:
         if self.is_zarr:
             return {}
         return {target.with_suffix(".json"): partial(write_scene_item, collection=self.out / "collection.json")}
-
-
-def _advance(progress: Progress, before: int, total: int, done: int, tiles: int) -> None:
-    progress(before + done, total)
 
 
 def _check_folder(out: Path) -> None:

@@ -7,8 +7,9 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -133,6 +134,10 @@ class GeoStack:
         if not self.sources:
             raise ShapeError("the stack holds no date; give at least one.")
 
+    def coded_as(self, date: int | None) -> GeoStack:
+        """Return the stack with the coding of a date, of the first for None: that of the result of this date."""
+        return replace(self, coding=self.sources[date or 0].coding)
+
     @property
     def days(self) -> list[float] | None:
         """Days since the first date, or None where one of them is unknown."""
@@ -142,7 +147,7 @@ class GeoStack:
             return None
         return [(date - min(known)).total_seconds() / 86400 for date in known]
 
-    @property
+    @cached_property
     def codings(self) -> tuple[tuple[ValueCoding, ...], ...]:
         """How the numbers of each date and band are stored."""
         return tuple(source.codings(self.bands) for source in self.sources)

@@ -97,22 +97,6 @@ class SceneWindow:
 class SceneSource(Protocol):
     """The dates of one scene, read window by window; `read` is called by several threads at once."""
 
-    @property
-    def shape(self) -> tuple[int, int]:
-        """(height, width)"""
-
-    @property
-    def bands(self) -> tuple[str, ...]:
-        """Names of the bands, all of which the model has."""
-
-    @property
-    def codings(self) -> tuple[tuple[ValueCoding, ...], ...]:
-        """How the numbers of each date and band are stored."""
-
-    @property
-    def days(self) -> Sequence[float] | None:
-        """Days since the first date; None where a date is unknown."""
-
     def read(self, window: Window) -> SceneWindow:
         """Return all dates of a window."""
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 import torch
@@ -16,6 +17,23 @@ Progress = Callable[[int, int], None]
 """Called with (tiles done, tiles in all)."""
 Notice = Callable[[str], None]
 """Called with a message for the user."""
+
+
+class Notes:
+    """A `Notice` that keeps the messages of a run in `texts` and hands each of them on once."""
+
+    def __init__(self, notice: Notice | None) -> None:
+        self._notice, self._seen = notice, dict[str, None]()
+
+    def __call__(self, text: str) -> None:
+        if text not in self._seen:
+            self._seen[text] = None
+            if self._notice is not None:
+                self._notice(text)
+
+    @property
+    def texts(self) -> tuple[str, ...]:
+        return tuple(self._seen)
 
 
 @dataclass(frozen=True)
@@ -79,6 +97,13 @@ def common(window: Window, other: Window) -> Window | None:
     if bottom <= top or right <= left:
         return None
     return Window(top - window.row, left - window.col, bottom - top, right - left)
+
+
+def copy_common(out: NDArray[Any], window: Window, array: NDArray[Any], area: Window) -> None:
+    """Copy into `out` (..., h, w), the array of `window`, what `array`, that of `area`, shows of it."""
+    place, part = common(window, area), common(area, window)
+    if place is not None and part is not None:
+        out[..., *place.slices] = array[..., *part.slices]
 
 
 class Blend:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -43,13 +43,11 @@ def open_geotiff(
     offset: str | float | None = "auto",
     scale: float | None = None,
     name: str | None = None,
-    band_files: Mapping[str, str] | None = None,
 ) -> tuple[GeoTiffSource, list[str]]:
     """Return the acquisition in a file, and what the user should know about it.
 
     bands: names in the order of the file where it has none, or a selection of those it has.
     offset: "auto", "none" or counts such as -1000; scale: reflectance per count, None = that of the file.
-    band_files: one file per band (then `path` is the one whose grid counts).
     """
     path = str(path)
     notices: list[str] = []
@@ -62,25 +60,19 @@ def open_geotiff(
                 "Write them as one file (gdalbuildvrt -separate), or open a cube with xarray and give it to "
                 "sader.remove_xarray."
             )
-        if band_files is None:
-            # An alpha band marks valid pixels and is no band of the image, unless the user names all bands of the
-            # file.
-            alpha = None if bands is not None and len(bands) == dataset.count else alpha_band(dataset)
-            places = [number for number in range(1, dataset.count + 1) if number != alpha]
-            names = _names(dataset, title, bands, places)
-            if bands is not None and (own := [band for band in names if band in bands]) != list(bands):
-                notices.append(
-                    f"{title} names its bands itself ({_short(own)}): --bands selects some, its order is not used."
-                )
-            files = tuple(BandFile(path, number) for number in places)
-            picked = [i for i, band in enumerate(names) if bands is None or band in bands]
-        else:
-            names = tuple(band_files)
-            files = tuple(BandFile(file) for file in band_files.values())
-            picked = list(range(len(names)))
+        # An alpha band marks valid pixels and is no band of the image, unless the user names all bands of the file.
+        alpha = None if bands is not None and len(bands) == dataset.count else alpha_band(dataset)
+        places = [number for number in range(1, dataset.count + 1) if number != alpha]
+        names = _names(dataset, title, bands, places)
+        if bands is not None and (own := [band for band in names if band in bands]) != list(bands):
+            notices.append(
+                f"{title} names its bands itself ({_short(own)}): --bands selects some, its order is not used."
+            )
+        files = tuple(BandFile(path, number) for number in places)
+        picked = [i for i, band in enumerate(names) if bands is None or band in bands]
         tags = dataset.tags()
         scales = {(dataset.scales[files[i].index - 1], dataset.offsets[files[i].index - 1]) for i in picked}
-        if len(scales) > 1 and band_files is None:
+        if len(scales) > 1:
             raise DataError(
                 f"{title} stores its bands with different scales and offsets {sorted(scales)}; expected one pair. "
                 "Choose bands with --bands, or write them with one scale."
@@ -91,7 +83,7 @@ def open_geotiff(
             files[picked[0]].index - 1
         ]
         kinds = {f"{dataset.dtypes[i]}, nodata {dataset.nodatavals[i]}" for i in measured}
-        if len(kinds) > 1 and band_files is None:
+        if len(kinds) > 1:
             raise DataError(
                 f"{title} stores its bands differently ({'; '.join(sorted(kinds))}); expected one type and one nodata "
                 "value. Write them alike (gdal_translate -ot, -a_nodata)."
@@ -113,7 +105,7 @@ def open_geotiff(
                 f"{title} has ground control points or RPCs instead of a place on the map, and they are not used. Warp "
                 "it first (gdalwarp) for a result with a place."
             )
-        if band_files is None and _zeros_stand_out(dataset, [i + 1 for i in measured]):
+        if _zeros_stand_out(dataset, [i + 1 for i in measured]):
             if nodata is None:
                 nodata = 0.0
                 notices.append(f"{title} names no nodata value: its pixels of 0 in every band are taken as missing.")

@@ -26,7 +26,7 @@ from sader.geo.offset import sample_windows
 from sader.geo.read.quality import LAYOUTS, Quality, kind_in, parse_numbers, parse_quality
 from sader.geo.read.raster import BandFile, grid_of, opened, read_band, reading
 from sader.geo.stack import DateSource, WrappedSource
-from sader.inference.tiling import Notice, Window
+from sader.inference.tiling import Notice, Window, copy_common
 from sader.inference.values import UNKNOWN, ValueCoding
 from sader.model.heads import HIDDEN_CLASSES
 
@@ -34,19 +34,9 @@ CHOICES = ("auto", "own", "head", "none", *LAYOUTS, "s2cloudless", "omnicloudmas
 OUTSIDE = ValueCoding("uint8", 1.0, 0.0, UNKNOWN)
 CLASSES_TAG = "SADER_CLASSES"
 """Metadata by which the classes that `sader mask` writes are recognised."""
-MASK_ENDINGS = (
-    "_mask",
-    "_cloudmask",
-    "_label",
-    "_scl",
-    "_cld",
-    "_fmask",
-    ".fmask",
-    "_qa_pixel",
-    "_qa60",
-    "_udm2",
-    "_udm2_clip",
-)
+QUALITY_ENDINGS = ("_scl", "_fmask", ".fmask", "_qa_pixel", "_qa60", "_udm2", "_udm2_clip")
+MASK_ENDINGS = ("_mask", "_cloudmask", "_label", "_cld", *QUALITY_ENDINGS)
+"""Endings of the names of mask files."""
 
 
 class MaskProvider(Protocol):
@@ -64,25 +54,16 @@ class MaskProvider(Protocol):
 class MaskedSource(WrappedSource):
     """A source whose cloud mask comes from a provider; everything else is that of the source."""
 
-    provider: MaskProvider
+    provider: MaskProvider | None
+    """None: there is no mask, and the model estimates the clouds."""
 
     def read_mask(self, window: Window, *, grid: Grid) -> NDArray[np.bool_] | None:
         """Return the mask (h, w) of the provider."""
-        return self.provider.mask(self.source, window, grid=grid)
+        return None if self.provider is None else self.provider.mask(self.source, window, grid=grid)
 
     @property
     def paths(self) -> tuple[str, ...]:
-        return tuple(dict.fromkeys((*self.source.paths, *self.provider.paths)))
-
-
-@dataclass(frozen=True)
-class OwnMask:
-    """No mask: the model estimates the clouds."""
-
-    paths: tuple[str, ...] = ()
-
-    def mask(self, source: DateSource, window: Window, *, grid: Grid) -> None:
-        """Return None."""
+        return tuple(dict.fromkeys((*self.source.paths, *(() if self.provider is None else self.provider.paths))))
 
 
 @dataclass(frozen=True)
@@ -122,6 +103,8 @@ class FileMask:
         return np.isin(numbers, (*self.values, UNKNOWN)) if self.values else numbers != 0
 
 
+Detector = Callable[[NDArray[np.float32]], NDArray[np.bool_]]
+"""Reflectance (C, h, w) -> cloud (h, w). Module level, so that it can be sent to another process."""
 BLOCK, MARGIN = 512, 64
 """Edge in pixels of the blocks of a detector, and of the margin around them."""
 CACHED_BLOCKS = 8192
@@ -132,8 +115,7 @@ CACHED_BLOCKS = 8192
 class DetectorMask:
     """A detector that is run on the values, block by block."""
 
-    detector: Callable[[NDArray[np.float32]], NDArray[np.bool_]]
-    """Reflectance (C, h, w) of `bands` -> cloud (h, w). Module level, so that it can be sent to another process."""
+    detector: Detector
     bands: tuple[str, ...]
     paths: tuple[str, ...] = ()
     blocks: DetectorBlocks = field(default_factory=lambda: DetectorBlocks(), compare=False, repr=False)
@@ -145,12 +127,7 @@ class DetectorMask:
             for left in range(window.col // BLOCK * BLOCK, window.col + window.width, BLOCK):
                 make = partial(self._block, source, grid, top, left)
                 block = self.blocks.get((source.name, id(source), grid, top, left), make)
-                r0, c0 = max(top, window.row), max(left, window.col)
-                r1 = min(top + block.shape[0], window.row + window.height)
-                c1 = min(left + block.shape[1], window.col + window.width)
-                out[r0 - window.row : r1 - window.row, c0 - window.col : c1 - window.col] = block[
-                    r0 - top : r1 - top, c0 - left : c1 - left
-                ]
+                copy_common(out, window, block, Window(top, left, *block.shape))
         return out
 
     def _block(self, source: DateSource, grid: Grid, top: int, left: int) -> NDArray[np.bool_]:
@@ -198,22 +175,11 @@ def detect_omnicloudmask(values: NDArray[np.float32]) -> NDArray[np.bool_]:
     return np.asarray(found).reshape(values.shape[1:]) > 0
 
 
-def s2cloudless_mask() -> DetectorMask:
-    """Return the provider; raise at once, with the install command, where the package is missing."""
-    require("s2cloudless", extra="s2cloudless", purpose="the mask s2cloudless")
-    return DetectorMask(detect_s2cloudless, S2CLOUDLESS_BANDS)
-
-
-def omnicloudmask_mask() -> DetectorMask:
-    """Return the provider; raise at once, with the install command, where the package is missing."""
-    require("omnicloudmask", extra="masks", purpose="the mask omnicloudmask")
-    return DetectorMask(detect_omnicloudmask, OMNICLOUDMASK_BANDS)
-
-
-DETECTORS: dict[str, Callable[[], DetectorMask]] = {
-    "s2cloudless": s2cloudless_mask,
-    "omnicloudmask": omnicloudmask_mask,
+DETECTORS: dict[str, tuple[str, Detector, tuple[str, ...]]] = {
+    "s2cloudless": ("s2cloudless", detect_s2cloudless, S2CLOUDLESS_BANDS),
+    "omnicloudmask": ("masks", detect_omnicloudmask, OMNICLOUDMASK_BANDS),
 }
+"""Package -> extra that installs it, detector and its bands."""
 
 
 def with_masks(
@@ -245,7 +211,7 @@ def with_masks(
     if isinstance(mask, str):
         word = mask.strip().lower()
         if word in ("own", "head", "none"):
-            return [MaskedSource(source, OwnMask()) for source in sources]
+            return [MaskedSource(source, None) for source in sources]
         if word.partition(":")[0] in LAYOUTS:
             return _with_quality(sources, parse_quality(word), notice)
         if word in DETECTORS:
@@ -272,15 +238,17 @@ def _with_quality(sources: Sequence[DateSource], quality: Quality, notice: Notic
 
 
 def _with_detector(sources: Sequence[DateSource], word: str) -> list[DateSource]:
-    provider = DETECTORS[word]()
+    extra, detector, bands = DETECTORS[word]
+    require(word, extra=extra, purpose=f"the mask {word}")
     for source in sources:
-        missing = [band for band in provider.bands if band not in source.bands]
+        missing = [band for band in bands if band not in source.bands]
         if missing:
             level = " It works on L1C products." if word == "s2cloudless" else ""
             raise BandError(
-                f"{source.name} has no {', '.join(missing)}; the mask {word} needs {', '.join(provider.bands)}.{level} "
+                f"{source.name} has no {', '.join(missing)}; the mask {word} needs {', '.join(bands)}.{level} "
                 "Leave --mask out for the model's own estimate."
             )
+    provider = DetectorMask(detector, bands)
     return [MaskedSource(source, provider) for source in sources]
 
 

@@ -18,26 +18,20 @@ from numpy.typing import NDArray
 from sader.errors import DataError
 from sader.geo.grid import Grid
 from sader.geo.read.quality import LAYOUTS, parse_quality
-from sader.geo.read.raster import BandFile, grid_of, largest_block, opened, read_band, reading, shown
+from sader.geo.read.raster import BandFile, GeoTiffSource, grid_of, opened, read_band, reading, shown
 from sader.geo.stack import DateSource
 from sader.inference.tiling import Window
 from sader.inference.values import REFLECTANCE, ValueCoding, decode_array
 
 
 @dataclass(frozen=True)
-class ProductSource(DateSource):
-    """One acquisition with one file per band and, where the product has one, a scene classification (SCL)."""
+class ProductSource(GeoTiffSource):
+    """One acquisition with one file per band and, where the product has one, a scene classification (SCL).
 
-    name: str
-    date: datetime | None
-    bands: tuple[str, ...]
-    grid: Grid
-    """Of the finest band."""
-    coding: ValueCoding
-    """Of the acquisition as a whole: what most of its bands use."""
-    files: tuple[BandFile, ...]
-    """In the order of `bands`."""
-    band_codings: tuple[ValueCoding, ...]
+    Its grid is that of the finest band, and its coding what most of its bands use.
+    """
+
+    band_codings: tuple[ValueCoding, ...] = ()
     """In the order of `bands`; the offset may differ from band to band."""
     classes: BandFile | None = None
     """Its classification or quality band."""
@@ -48,17 +42,8 @@ class ProductSource(DateSource):
     href: str = ""
     """Where the product or item is, for the links of the result."""
 
-    def read_numbers(self, window: Window, *, bands: Sequence[str], grid: Grid) -> NDArray[Any]:
-        """Return the stored numbers (C, h, w), each band in its own coding."""
-        files = [self.files[self.position(band)] for band in bands]
-        codings = self.codings(bands)
-        return np.stack([read_band(f, window, grid=grid, coding=c) for f, c in zip(files, codings, strict=True)])
-
     def codings(self, bands: Sequence[str]) -> tuple[ValueCoding, ...]:
         return tuple(self.band_codings[self.position(band)] for band in bands)
-
-    def block_shape(self, bands: Sequence[str], grid: Grid) -> tuple[int, int] | None:
-        return largest_block([self.files[self.position(band)] for band in bands], grid)
 
     def read_classes(self, window: Window, *, grid: Grid, kind: str = "scl") -> NDArray[Any] | None:
         """Return the classification (h, w), its nodata value outside; None where the product has none of the kind."""
@@ -168,15 +153,13 @@ def product_source(
     files: Sequence[BandFile],
     codings: Sequence[ValueCoding],
     *,
-    classes: BandFile | None = None,
-    kind: str = "scl",
-    reason: str = "",
-    href: str = "",
     grids: Sequence[Grid | None] = (),
+    **more: Any,
 ) -> ProductSource:
     """Return a source on the finest grid among its bands; every file is opened once, so that a bad one is found now.
 
     grids: those of the bands, where a catalogue lists them: such files are not opened, which is slow over a network.
+    more: classes, kind, reason and href of the source.
     """
     if not bands:
         raise DataError(f"{name} has no band; expected at least one band file.")
@@ -191,19 +174,8 @@ def product_source(
         if finest is None or min(found.resolution) < min(finest.resolution):
             finest = found
     assert finest is not None
-    return ProductSource(
-        name=name,
-        date=date,
-        bands=tuple(bands),
-        grid=finest,
-        coding=Counter(codings).most_common(1)[0][0],
-        files=tuple(files),
-        band_codings=tuple(codings),
-        classes=classes,
-        kind=kind,
-        reason=reason,
-        href=href,
-    )
+    coding = Counter(codings).most_common(1)[0][0]
+    return ProductSource(name, date, tuple(bands), finest, coding, tuple(files), tuple(codings), **more)
 
 
 def _grid_of_file(name: str, file: BandFile) -> Grid:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import os
 import re
 import stat
-import tempfile
 import threading
 import warnings
 from collections import OrderedDict
@@ -27,8 +26,8 @@ from numpy.typing import NDArray
 
 from sader.bands import canonical
 from sader.errors import DataError, ShapeError, require
-from sader.files import write_error
-from sader.geo.grid import Affine6, Grid
+from sader.files import write_atomically, write_error
+from sader.geo.grid import Affine6, Grid, bounds_in
 from sader.geo.read.quality import LAYOUTS, kind_in
 from sader.geo.stack import DateSource
 from sader.inference.tiling import Window
@@ -64,13 +63,15 @@ class GeoTiffSource(DateSource):
     """In the order of `bands`."""
 
     def read_numbers(self, window: Window, *, bands: Sequence[str], grid: Grid) -> NDArray[Any]:
-        """Return the stored numbers (C, h, w); warped ones where `grid` is not that of the file."""
+        """Return the stored numbers (C, h, w), each band in its own coding; warped where `grid` is another one."""
         chosen = [self.files[self.position(band)] for band in bands]
-        if len({file.path for file in chosen}) == 1:
+        codings = self.codings(bands)
+        if len({(file.path, coding) for file, coding in zip(chosen, codings, strict=True)}) == 1:
             # In one call: in pixel-interleaved files each band would be unpacked once for every other.
             indexes = [file.index for file in chosen]
-            return read_bands(chosen[0].path, indexes, window, grid=grid, coding=self.coding)
-        return np.stack([read_band(file, window, grid=grid, coding=self.coding) for file in chosen])
+            return read_bands(chosen[0].path, indexes, window, grid=grid, coding=codings[0])
+        pairs = zip(chosen, codings, strict=True)
+        return np.stack([read_band(file, window, grid=grid, coding=coding) for file, coding in pairs])
 
     def read_classes(self, window: Window, *, grid: Grid, kind: str = "scl") -> NDArray[Any] | None:
         """Return the band (h, w) that has the name of a kind, such as SCL or QA60; None where the file has none."""
@@ -197,8 +198,7 @@ def _much_finer(own: Grid, grid: Grid) -> bool:
     """Whether the target's pixels are clearly larger than the file's, both measured on the target's map."""
     if own.crs == grid.crs:
         return min(grid.resolution) > COARSE * max(own.resolution)
-    transform_bounds = require("rasterio.warp", extra="geo", purpose="warping").transform_bounds
-    left, bottom, right, top = transform_bounds(own.crs, grid.crs, *own.bounds)
+    left, bottom, right, top = bounds_in(own.crs, grid.crs, own.bounds)
     return min(grid.resolution) > COARSE * max((right - left) / own.width, (top - bottom) / own.height)
 
 
@@ -337,47 +337,30 @@ def write_geotiff(
     if image.ndim != 3 or image.shape[0] != len(bands):
         raise ShapeError(f"image has shape {image.shape} for {len(bands)} band names; expected ({len(bands)}, H, W).")
     target = Path(path)
-    part: Path | None = None
     try:
-        handle, name = tempfile.mkstemp(prefix=f".{target.name}.", suffix=".part", dir=target.parent)
-        os.close(handle)
-        part = Path(name)
-        with rasterio.open(
-            part,
-            "w",
-            driver="GTiff",
-            count=image.shape[0],
-            height=image.shape[1],
-            width=image.shape[2],
-            dtype="uint16",
-            crs=crs,
-            transform=rasterio.Affine(*transform),
-            nodata=NODATA,
-            tiled=True,
-            blockxsize=256,
-            blockysize=256,
-            compress="deflate",
-            predictor=2,
-        ) as dataset:
-            dataset.write(to_digital_numbers(image))
-            dataset.descriptions = tuple(bands)
-            dataset.scales = (SCALE,) * len(bands)
-            dataset.offsets = (0.0,) * len(bands)
-            dataset.update_tags(**(tags or {}))
-        with rasterio.open(part) as written:  # on a full disk GDAL may report no error
-            written.checksum(image.shape[0])
-        part.chmod(0o666 & ~_umask())  # mkstemp keeps files private
-        part.replace(target)
-    except (OSError, rasterio.errors.RasterioError, rasterio.errors.CRSError) as error:
+        target.parent.stat()  # a folder that is missing is not created
+        with rasterio.MemoryFile() as memory:
+            with memory.open(
+                driver="GTiff",
+                count=image.shape[0],
+                height=image.shape[1],
+                width=image.shape[2],
+                dtype="uint16",
+                crs=crs,
+                transform=rasterio.Affine(*transform),
+                nodata=NODATA,
+                tiled=True,
+                blockxsize=256,
+                blockysize=256,
+                compress="deflate",
+                predictor=2,
+            ) as dataset:
+                dataset.write(to_digital_numbers(image))
+                dataset.descriptions = tuple(bands)
+                dataset.scales = (SCALE,) * len(bands)
+                dataset.offsets = (0.0,) * len(bands)
+                dataset.update_tags(**(tags or {}))
+            write_atomically(target, memory.read())
+    except (FileNotFoundError, rasterio.errors.RasterioError, rasterio.errors.CRSError) as error:
         raise write_error(target, error) from error
-    finally:
-        if part is not None:
-            part.unlink(missing_ok=True)
     return target
-
-
-def _umask() -> int:
-    """Return the process's file mode mask (which can only be read by setting it)."""
-    mask = os.umask(0)
-    os.umask(mask)
-    return mask

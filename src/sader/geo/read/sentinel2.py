@@ -121,7 +121,7 @@ def open_safe(
         for band in wanted
     }
     for doubt in sorted({way.doubt for way in ways.values() if way.doubt}):
-        (notice or _warn)(f"{root.name}: {doubt}. Give --offset none or --offset -1000 to settle it.")
+        (notice or warnings.warn)(f"{root.name}: {doubt}. Give --offset none or --offset -1000 to settle it.")
     return product_source(
         info.name,
         info.date,
@@ -132,10 +132,6 @@ def open_safe(
         reason=ways[wanted[0]].reason,
         href=str(root),
     )
-
-
-def _warn(text: str) -> None:
-    warnings.warn(text, stacklevel=3)
 
 
 def is_safe(path: Path | str) -> bool:
@@ -266,23 +262,14 @@ def _find_granule(root: Path, tile: str | None) -> Path:
 
 def _find_images(granule: Path) -> tuple[dict[str, Path], Path | None]:
     """Return the finest file of each band and the finest scene classification of a tile folder."""
-    bands: dict[str, tuple[int, Path]] = {}
-    classes: tuple[int, Path] | None = None
-    for file in sorted((granule / "IMG_DATA").rglob("*")):
-        found = _BAND_FILE.search(file.name)
-        if found:
-            band = found[1].upper()
-            # L1C files do not carry the resolution in their names: they are the only ones of their band.
-            meters = int(found[2]) if found[2] else BANDS[band].resolution
-            if band not in bands or meters < bands[band][0]:
-                bands[band] = meters, file
-        found = _CLASS_FILE.search(file.name)
-        if found:
-            meters = int(found[1] or found[2])
-            if classes is None or meters < classes[0]:
-                classes = meters, file
-    order = [band for band in BANDS_13 if band in bands]
-    return {band: bands[band][1] for band in order}, classes[1] if classes else None
+    # R10m before R20m before R60m; the files of L1C are the only ones of their band.
+    files = sorted((granule / "IMG_DATA").rglob("*"), key=lambda file: (file.parent.name, file))
+    bands: dict[str, Path] = {}
+    for file in files:
+        if found := _BAND_FILE.search(file.name):
+            bands.setdefault(found[1].upper(), file)
+    classes = next((file for file in files if _CLASS_FILE.search(file.name)), None)
+    return {band: bands[band] for band in BANDS_13 if band in bands}, classes
 
 
 def _wanted_bands(

@@ -9,22 +9,22 @@ import os
 import re
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from sader.bands import band_in_filename, parse_bands
 from sader.errors import BandError, DataError
 from sader.geo.read.geotiff import RASTERS, date_in, open_geotiff
 from sader.geo.read.landsat import open_product, products_in
+from sader.geo.read.masks import MASK_ENDINGS
 from sader.geo.read.raster import GeoTiffSource, opened, reading, shown
 from sader.geo.read.sentinel2 import is_safe, open_safe
 from sader.geo.stac.items import VIRTUAL, items_in, locate
 from sader.geo.stack import DateSource
 from sader.inference.tiling import Notice
 
-SIDE_FILES = ("_mask", "_cloudmask", "_label", "_scl", "_uncertainty", "_count", "_provenance",
-              "_source_date", "_masks", "_cld", "_aot", "_wvp",
-              "_fmask", ".fmask", "_qa_pixel", "_qa60", "_udm", "_udm2", "_udm2_clip")  # fmt: skip
+LAYERS = ("_uncertainty", "_count", "_provenance", "_source_date", "_masks")
+SIDE_FILES = (*MASK_ENDINGS, *LAYERS, "_aot", "_wvp", "_udm")
 """Endings of names that are masks or results beside an acquisition, no acquisition themselves."""
 
 
@@ -34,7 +34,6 @@ def open_sources(
     bands: str | Sequence[str] | None = None,
     offset: str | float | None = "auto",
     scale: float | None = None,
-    mask: str | Path | Sequence[str | Path] | None = None,
     notice: Notice | None = None,
 ) -> list[DateSource]:
     """Return the acquisitions found in files, folders, .SAFE products and STAC items, in the order given; items last.
@@ -43,12 +42,12 @@ def open_sources(
 
     A folder's files are sorted by name; files of one band each are put together by the rest of their names.
     bands: names or a preset: what the bands of plain files are, and which of a product's or an item's are wanted.
-    mask: see `sader.geo.read.masks`.
     """
     if not inputs:
         raise DataError("no input given; name at least one GeoTIFF, folder, .SAFE product or STAC item.")
     notify = notice or (lambda text: None)
     names = None if bands is None else parse_bands(bands)
+    opener = _Opener(names, offset, scale, notify)
     found: list[DateSource] = []
     seen: set[str] = set()
     catalogue: list[Path] = []
@@ -65,53 +64,113 @@ def open_sources(
         seen.add(key)
         if virtual:
             where = str(entry)
-            found += _open_file(locate(where, "") if "://" in where else where, names, offset, scale, notify)
+            found += opener.file(locate(where, "") if "://" in where else where)
         elif _holds_items(path):
             catalogue.append(path)
         else:
-            found += _open(path, names, offset, scale, notify)
+            found += opener.open(path)
     if catalogue:
         from sader.geo.stac.search import open_items
 
         # Together: one item may be in several files, and neighbouring tiles of one overpass are one date.
         found += open_items(catalogue, offset=offset, bands=names, notice=notify)
-    found = told_apart(found)
-    if mask is not None:
-        from sader.geo.read.masks import with_masks
-
-        found = with_masks(found, mask, notice=notify)
-    return found
+    return told_apart(found)
 
 
-def _open(
-    path: Path, bands: tuple[str, ...] | None, offset: str | float | None, scale: float | None, notify: Notice
-) -> list[DateSource]:
-    if path.is_symlink() and not path.exists():
-        raise DataError(f"{path} is a link that leads nowhere, or to itself; name the file that it should mean.")
-    if not path.exists():
-        raise DataError(f"there is no {path}; name a GeoTIFF, a folder, a .SAFE product or a STAC item.")
-    if path.is_file() and path.suffix.lower() in RASTERS:
-        return _open_file(path, bands, offset, scale, notify)
-    if is_safe(path):
-        return [open_safe(path, offset=offset, bands=bands, notice=notify)]
-    if path.is_dir():
-        return _open_folder(path, bands, offset, scale, notify)
-    if path.suffix.lower() == ".zip":
-        raise DataError(
-            f"{path} is a zip archive; expected what is in it. Unpack it, or name a raster inside it: "
-            f"/vsizip/{path}/NAME.tif."
-        )
-    return _open_file(path, bands, offset, scale, notify)
+@dataclass(frozen=True)
+class _Opener:
+    """Opens paths with the settings of `open_sources`."""
 
+    bands: tuple[str, ...] | None
+    offset: str | float | None
+    scale: float | None
+    notify: Notice
 
-def _open_file(
-    path: str | Path, bands: tuple[str, ...] | None, offset: str | float | None, scale: float | None, notify: Notice
-) -> list[DateSource]:
-    name = re.split(r"[/!]", shown(str(path)))[-1] if isinstance(path, str) else path.name
-    source, notices = open_geotiff(path, bands=bands, offset=offset, scale=scale, name=name)
-    for text in notices:
-        notify(text)
-    return [source]
+    def open(self, path: Path) -> list[DateSource]:
+        """Return the dates of a file, a folder or a product."""
+        if path.is_symlink() and not path.exists():
+            raise DataError(f"{path} is a link that leads nowhere, or to itself; name the file that it should mean.")
+        if not path.exists():
+            raise DataError(f"there is no {path}; name a GeoTIFF, a folder, a .SAFE product or a STAC item.")
+        if path.is_file() and path.suffix.lower() in RASTERS:
+            return self.file(path)
+        if is_safe(path):
+            return [open_safe(path, offset=self.offset, bands=self.bands, notice=self.notify)]
+        if path.is_dir():
+            return self.folder(path)
+        if path.suffix.lower() == ".zip":
+            raise DataError(
+                f"{path} is a zip archive; expected what is in it. Unpack it, or name a raster inside it: "
+                f"/vsizip/{path}/NAME.tif."
+            )
+        return self.file(path)
+
+    def file(self, path: str | Path) -> list[DateSource]:
+        """Return the date of a raster file, which may be an address."""
+        name = re.split(r"[/!]", shown(str(path)))[-1] if isinstance(path, str) else path.name
+        return [self.geotiff(path, name, self.bands)]
+
+    def geotiff(self, path: str | Path, name: str, bands: tuple[str, ...] | None) -> GeoTiffSource:
+        """Return the date of a raster file; hand on what the user should know about it."""
+        source, notices = open_geotiff(path, bands=bands, offset=self.offset, scale=self.scale, name=name)
+        for text in notices:
+            self.notify(text)
+        return source
+
+    def folder(self, folder: Path) -> list[DateSource]:
+        """Return the dates in a folder; files of one band each are put together."""
+        products = sorted(path for path in folder.iterdir() if is_safe(path))
+        if products:
+            return [source for path in products for source in self.open(path)]
+        rasters = sorted(p for p in folder.iterdir() if p.suffix.lower() in RASTERS and not p.name.startswith("."))
+        parts = products_in(rasters)
+        sources: list[DateSource] = [
+            open_product(name, files, bands=self.bands, notice=self.notify) for name, files in sorted(parts.items())
+        ]
+        if sources and (self.scale is not None or str(self.offset).lower() != "auto"):
+            self.notify(f"--scale and --offset are not used for {_few(sources)}: their products define both.")
+        owned = {path for files in parts.values() for path in files.values()}
+        rasters = [path for path in rasters if path not in owned]
+        beside = [path for path in rasters if path.stem.lower().endswith(SIDE_FILES) or _is_result(path)]
+        if beside:
+            self.notify(
+                f"{folder.name}: {len(beside)} files are taken as masks or side results, not as dates: {_few(beside)}."
+            )
+        files = [path for path in rasters if path not in beside]
+        if not files and not sources:
+            raise DataError(f"{folder} holds no raster ({', '.join(RASTERS)}), .SAFE product or STAC item.")
+        if items := items_in(folder):
+            self.notify(
+                f"{folder.name} holds rasters and STAC items; the rasters are taken as they are. To go by the items "
+                f"(their bands, offset and date), give those: {_few(items)}."
+            )
+        single = {
+            path: split for path in files if (split := band_in_filename(path.stem)) is not None and _count(path) == 1
+        }
+        for path in files:
+            if path not in single:
+                sources += self.open(path)
+        for rest in dict.fromkeys(rest for _, rest in single.values()):
+            members: dict[str, Path] = {}
+            for path, (band, name) in single.items():
+                if name == rest:
+                    members.setdefault(band, path)  # sorted by name, so that _10m comes before _20m
+            sources.append(self.one_per_band(rest, members))
+        return sources
+
+    def one_per_band(self, rest: str, members: dict[str, Path]) -> DateSource:
+        """Return the acquisition whose bands are single files; its grid is that of the finest."""
+        found = {band: self.geotiff(path, path.name, (band,)) for band, path in members.items()}
+        codings = {source.coding for source in found.values()}
+        if len(codings) > 1:
+            raise BandError(
+                f"the files of {rest} store their values differently: {', '.join(sorted(map(str, codings)))}. "
+                "Write them with one type, scale, offset and nodata value."
+            )
+        finest = min(members, key=lambda band: max(found[band].grid.resolution))
+        files = tuple(source.files[0] for source in found.values())
+        date = date_in(rest) or found[finest].date
+        return replace(found[finest], name=rest, date=date, bands=tuple(members), files=files)
 
 
 def told_apart(sources: Sequence[DateSource]) -> list[DateSource]:
@@ -121,7 +180,7 @@ def told_apart(sources: Sequence[DateSource]) -> list[DateSource]:
     """
     counts = Counter(source.name for source in sources)
     return [
-        _with_folder(source) if counts[source.name] > 1 and isinstance(source, GeoTiffSource) else source
+        _with_folder(source) if counts[source.name] > 1 and type(source) is GeoTiffSource else source
         for source in sources
     ]
 
@@ -141,68 +200,6 @@ def _holds_items(path: Path) -> bool:
     if any(is_safe(one) or one.suffix.lower() in RASTERS for one in inside):
         return False
     return bool(items_in(path))
-
-
-def _open_folder(
-    folder: Path, bands: tuple[str, ...] | None, offset: str | float | None, scale: float | None, notify: Notice
-) -> list[DateSource]:
-    products = sorted(path for path in folder.iterdir() if is_safe(path))
-    if products:
-        return [source for path in products for source in _open(path, bands, offset, scale, notify)]
-    rasters = sorted(p for p in folder.iterdir() if p.suffix.lower() in RASTERS and not p.name.startswith("."))
-    parts = products_in(rasters)
-    sources: list[DateSource] = [
-        open_product(name, files, bands=bands, notice=notify) for name, files in sorted(parts.items())
-    ]
-    if sources and (scale is not None or str(offset).lower() != "auto"):
-        notify(f"--scale and --offset are not used for {_few(sources)}: their products define both.")
-    owned = {path for files in parts.values() for path in files.values()}
-    rasters = [path for path in rasters if path not in owned]
-    beside = [path for path in rasters if path.stem.lower().endswith(SIDE_FILES) or _is_result(path)]
-    if beside:
-        notify(f"{folder.name}: {len(beside)} files are taken as masks or side results, not as dates: {_few(beside)}.")
-    files = [path for path in rasters if path not in beside]
-    if not files and not sources:
-        raise DataError(f"{folder} holds no raster ({', '.join(RASTERS)}), .SAFE product or STAC item.")
-    if items := items_in(folder):
-        notify(
-            f"{folder.name} holds rasters and STAC items; the rasters are taken as they are. To go by the items (their "
-            f"bands, offset and date), give those: {_few(items)}."
-        )
-    single = {path: split for path in files if (split := band_in_filename(path.stem)) is not None and _count(path) == 1}
-    for path in files:
-        if path not in single:
-            sources += _open(path, bands, offset, scale, notify)
-    for rest in dict.fromkeys(rest for _, rest in single.values()):
-        members: dict[str, Path] = {}
-        for path, (band, name) in single.items():
-            if name == rest:
-                members.setdefault(band, path)  # sorted by name, so that _10m comes before _20m
-        sources.append(_one_per_band(rest, members, offset, scale, notify))
-    return sources
-
-
-def _one_per_band(
-    rest: str, members: dict[str, Path], offset: str | float | None, scale: float | None, notify: Notice
-) -> DateSource:
-    """Return the acquisition whose bands are single files; its grid is that of the finest."""
-    found = {
-        band: open_geotiff(path, bands=(band,), offset=offset, scale=scale, name=path.name)
-        for band, path in members.items()
-    }
-    for _, notices in found.values():
-        for text in notices:
-            notify(text)
-    codings = {source.coding for source, _ in found.values()}
-    if len(codings) > 1:
-        raise BandError(
-            f"the files of {rest} store their values differently: {', '.join(sorted(map(str, codings)))}. "
-            "Write them with one type, scale, offset and nodata value."
-        )
-    finest = min(members, key=lambda band: max(found[band][0].grid.resolution))
-    files = {band: str(path) for band, path in members.items()}
-    source, _ = open_geotiff(members[finest], offset=offset, scale=scale, name=rest, band_files=files)
-    return source
 
 
 def _is_result(path: Path) -> bool:

@@ -23,8 +23,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sader.errors import SaderError, require
-from sader.files import sync_folder, write_atomically, write_error
-from sader.geo.grid import Grid
+from sader.files import replace, sync_folder, write_atomically, write_error
+from sader.geo.grid import Grid, crs_of
 from sader.geo.read.raster import open_raster
 from sader.inference.scene import available_cores
 from sader.inference.values import ValueCoding, fill_value
@@ -146,8 +146,7 @@ class RowFile:
         grid, layer, size = self.grid, self.layer, self.dtype.itemsize
         lines = [f'<VRTDataset rasterXSize="{grid.width}" rasterYSize="{grid.height}">']
         if grid.crs:
-            crs = require("rasterio.crs", extra="geo", purpose="writing GeoTIFF").CRS.from_user_input(grid.crs)
-            lines.append(f'<SRS dataAxisToSRSAxisMapping="1,2">{escape(crs.to_wkt())}</SRS>')
+            lines.append(f'<SRS dataAxisToSRSAxisMapping="1,2">{escape(crs_of(grid.crs).to_wkt())}</SRS>')
         if grid.crs or grid.transform != IDENTITY:
             a, b, c, d, e, f = grid.transform
             lines.append(f"<GeoTransform>{', '.join(repr(float(v)) for v in (c, a, b, f, d, e))}</GeoTransform>")
@@ -214,6 +213,14 @@ def make_cog(rows: RowFile, *, tags: Mapping[str, str]) -> Path:
         for one in overviews:
             one.path.unlink()
     return target
+
+
+def publish_cog(made: Path, target: Path) -> None:
+    """Move a COG to its name, after the names of its classes, which GDAL keeps beside it; a moved one is left out."""
+    for suffix in (".aux.xml", ""):
+        part = made.with_name(made.name + suffix)
+        if part.exists():
+            replace(part, target.with_name(target.name + suffix))
 
 
 def _check_written(rows: RowFile, target: Path) -> None:

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from colorsys import hsv_to_rgb
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from sader.errors import ConfigError
 from sader.geo.scene.cog import Layer, check_names
-from sader.geo.stack import GeoStack
-from sader.inference.remover import RemoverOptions
+from sader.geo.stack import DateSource
+from sader.inference.remover import RemoverOptions, default_backend
 from sader.inference.scene import GPU_BATCH
 from sader.inference.values import FILLED, NODATA, UNKNOWN, ValueCoding
 
@@ -100,14 +103,16 @@ class SceneOptions:
         """Whether the expected error is needed."""
         return self.uncertainty or self.max_uncertainty is not None
 
-    def remover_changes(self, *, overlap: int, batch_size: int, on_gpu: bool) -> dict[str, Any]:
-        """Return the options of a remover that differ; overlap, batch_size: its own."""
-        batch = GPU_BATCH if self.batch_size is None and on_gpu and batch_size == 1 else self.batch_size
+    def for_remover(self, own: RemoverOptions, device: torch.device) -> dict[str, Any]:
+        """Return the changes to the options of a remover on a device."""
+        changes = {key: value for key, value in vars(self).items() if key in vars(own) and value is not None}
         if self.tile is not None and self.overlap is None:
-            overlap = min(overlap, self.tile // 4)
-        shared = {key: value for key, value in vars(self).items() if key in RemoverOptions.__dataclass_fields__}
-        given = {**shared, "overlap": overlap if self.overlap is None else self.overlap, "batch_size": batch}
-        return {key: value for key, value in given.items() if value is not None and key != "backend"}
+            changes["overlap"] = min(own.overlap, self.tile // 4)
+        if self.batch_size is None and own.batch_size == 1 and device.type != "cpu":
+            changes["batch_size"] = GPU_BATCH
+        if self.backend is None and own.backend == "torch":
+            changes["backend"] = default_backend(device)
+        return changes
 
 
 def side_file(target: Path, name: str) -> Path:
@@ -115,29 +120,31 @@ def side_file(target: Path, name: str) -> Path:
     return target.with_name(f"{target.stem}_{name}{target.suffix}")
 
 
-def layers_of(stack: GeoStack, options: SceneOptions) -> tuple[Layer, ...]:
-    """Return the images to write."""
-    bands = check_names(stack.bands)
-    layers = [Layer("result", bands, stack.coding)]
+def layers_of(
+    bands: Sequence[str], coding: ValueCoding, options: SceneOptions, sources: Sequence[DateSource] = ()
+) -> tuple[Layer, ...]:
+    """Return the images to write. coding: of the result; sources: the dates, by which masks and codes are named."""
+    bands = check_names(bands)
+    layers = [Layer("result", bands, coding)]
     if options.uncertainty:
         layers.append(Layer("uncertainty", tuple(f"{band} standard deviation" for band in bands), SPREAD))
     if options.count:
         layers.append(Layer("count", ("clear observations",), MASKS, categories=True))
     if options.save_masks:
-        layers.append(Layer("masks", check_names([one.name for one in stack.sources]), MASKS, categories=True))
+        layers.append(Layer("masks", check_names([one.name for one in sources]), MASKS, categories=True))
     if options.provenance:
         meaning = ("provenance: 0 nodata, 1 observed, 2 reconstructed",)
         layers.append(Layer("provenance", meaning, CODES, categories=True, legend=PROVENANCE_LEGEND))
     if options.source_date:
         meaning = ("date that contributes most",)
-        layers.append(Layer("source_date", meaning, CODES, categories=True, legend=source_legend(stack)))
+        layers.append(Layer("source_date", meaning, CODES, categories=True, legend=source_legend(sources)))
     return tuple(layers)
 
 
-def source_legend(stack: GeoStack) -> tuple[tuple[str, tuple[int, int, int, int]], ...]:
+def source_legend(sources: Sequence[DateSource]) -> tuple[tuple[str, tuple[int, int, int, int]], ...]:
     """Return name and colour of each code of the layer of source dates."""
     dates = []
-    for number, source in enumerate(stack.sources):
+    for number, source in enumerate(sources):
         red, green, blue = (round(255 * part) for part in hsv_to_rgb(0.6 + GOLDEN * number, 0.6, 0.9))
         name = source.name if source.date is None else f"{source.date:%Y-%m-%d}"
         dates.append((check_names([name])[0], (red, green, blue, 255)))

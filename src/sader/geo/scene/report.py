@@ -10,7 +10,6 @@ import csv
 import io
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -20,19 +19,8 @@ from numpy.typing import NDArray
 
 from sader._version import __version__
 from sader.errors import BandError, ConfigError, require
-from sader.figures.html import (
-    Figure,
-    Section,
-    comparison,
-    gallery,
-    histogram,
-    listing,
-    page,
-    paragraph,
-    row_of,
-    save_page,
-    table,
-)
+from sader.figures import html
+from sader.figures.html import Figure, Section
 from sader.figures.picture import (
     Curve,
     Panel,
@@ -46,13 +34,12 @@ from sader.figures.picture import (
     true_colour,
 )
 from sader.files import file_digest, write_atomically
-from sader.geo.grid import Grid, in_degrees
+from sader.geo.grid import DEGREES, Grid, crs_of, in_degrees
 from sader.geo.read.raster import open_raster, reading
-from sader.geo.scene.options import PROVENANCE_LEGEND
+from sader.geo.scene.options import PROVENANCE_LEGEND, side_file
 from sader.geo.scene.run import SceneReport
 from sader.geo.scene.source import overview_grid, read_overview
 from sader.geo.stack import DateSource, GeoStack
-from sader.inference.scene_match import Overview
 from sader.inference.tiling import Window
 from sader.inference.values import RECONSTRUCTED, decode_array
 
@@ -66,6 +53,7 @@ SPREAD_SCALE = 0.02
 """Standard deviation, in reflectance, drawn in the brightest colour."""
 COLOURS = np.array([colour[:3] for _, colour in PROVENANCE_LEGEND], np.uint8)
 """Provenance: nodata grey, observed dark blue, reconstructed white."""
+KINDS = ("observed", "reconstructed", "nodata")
 MOST_DATES = 12
 HIDDEN_FROM = 0.5
 """Probability of cloud or shadow from which a pixel is drawn as hidden."""
@@ -86,14 +74,12 @@ def write_preview(path: str | Path, stack: GeoStack, report: SceneReport) -> Pat
     for index, date in enumerate(dates):
         panels.append(Panel(shown(date), _caption(stack, report, index), index == report.reference_index))
     panels.append(Panel(shown(result), "result"))
-    stem = Path(report.output).stem
-    files = {Path(file).stem.removeprefix(stem + "_"): file for file in report.files}
-    if "provenance" in files:
-        codes = _numbers(files["provenance"], grid.shape)[0].astype(int)
-        panels.append(Panel(COLOURS[np.clip(codes, 0, len(COLOURS) - 1)], "reconstructed pixels (white)"))
-    if "uncertainty" in files:
-        spread = np.asarray(_numbers(files["uncertainty"], grid.shape), np.float32).mean(axis=0)
-        panels.append(Panel(heat_picture(spread, full_scale=SPREAD_SCALE), f"uncertainty (yellow: {SPREAD_SCALE})"))
+    codes, spread = _layer(report, "provenance", grid.shape), _layer(report, "uncertainty", grid.shape)
+    if codes is not None:
+        panels.append(Panel(COLOURS[codes[0].astype(int)], "reconstructed pixels (white)"))
+    if spread is not None:
+        heat = heat_picture(spread.astype(np.float32).mean(axis=0), full_scale=SPREAD_SCALE)
+        panels.append(Panel(heat, f"uncertainty (yellow: {SPREAD_SCALE})"))
     rows = [panels[start : start + PER_ROW] for start in range(0, len(panels), PER_ROW)]
     left_out = len(stack.sources) - MOST_DATES
     note = f"{left_out} more dates are not shown" if left_out > 0 else None
@@ -113,67 +99,95 @@ def write_scene_report(
     stack: with the coding of the output. settings: options of the run, name -> value; folders are cut off file names.
     Pictures, masks and distributions are those of the overview, at most 512 pixels along the longer edge.
     """
-    overview, grid = read_overview(stack, remover), overview_grid(stack)
-    result = small_reflectance(report.output, grid.shape, stack)
-    layers = {Path(file).stem.removeprefix(Path(report.output).stem + "_"): file for file in report.files[1:]}
-    rebuilt: NDArray[np.bool_] | None = None
-    if "provenance" in layers:
-        codes = _numbers(layers["provenance"], grid.shape)[0].astype(int)
-        rebuilt = codes == RECONSTRUCTED
-    spread = _numbers(layers["uncertainty"], grid.shape) if "uncertainty" in layers else None
-
-    sections = [
-        Section("Result", _result(stack, report, overview, result)),
-        Section("Dates", _dates(stack, report, overview, result)),
-    ]
-    if rebuilt is not None:
-        sections.append(Section("Provenance", _provenance(report, codes)))
-    if spread is not None:
-        sections.append(Section("Uncertainty", _uncertainty(stack, spread.astype(np.float32), rebuilt)))
+    content = _Content(stack, report, remover)
+    sections = [Section("Result", content.result()), Section("Dates", content.dates())]
+    if content.codes is not None:
+        sections.append(Section("Provenance", _provenance(report, content.codes[0].astype(int))))
+    if content.spread is not None:
+        sections.append(Section("Uncertainty", content.uncertainty(content.spread.astype(np.float32))))
+    used = {"steps": report.steps, "seed": report.seed, "samples": report.samples, "tiles": report.tiles}
+    settings = {**settings, **used, "seconds": f"{report.seconds:.1f}"}
     sections += [
-        Section("Distributions", _histograms(stack, report, overview, result)),
-        Section("Settings", table((name, _shown(value)) for name, value in _settings(report, settings).items())),
-        Section("Model", table(_model(report, remover).items())),
+        Section("Distributions", content.histograms()),
+        Section("Settings", html.table((name, _shown(value)) for name, value in settings.items())),
+        Section("Model", html.table(_model(report, remover).items())),
         Section("Files", _files(stack, report)),
-        Section("Notes of the run", listing(_without_folders(text) for text in report.notices)),
+        Section("Notes of the run", html.listing(_without_folders(text) for text in report.notices)),
     ]
     height, width = report.size
     subtitle = (
         f"sader {__version__}, {datetime.now(UTC):%Y-%m-%d %H:%M} UTC; {len(report.dates)} dates, "
         f"{width} x {height} pixels, {', '.join(report.bands)}"
     )
-    return save_page(page(f"Cloud removal: {Path(report.output).name}", sections, subtitle=subtitle), path)
+    return html.save_page(html.page(f"Cloud removal: {Path(report.output).name}", sections, subtitle=subtitle), path)
 
 
-def _result(stack: GeoStack, report: SceneReport, overview: Overview, result: NDArray[np.float32]) -> str:
-    """The cleaned date against the result; without one, the result alone."""
-    total = max(1, sum(report.pixels.values()))
-    share = {name: f"{number / total:.1%} {name}" for name, number in report.pixels.items()}
-    words = ", ".join(share[name] for name in ("observed", "reconstructed", "nodata") if name in share)
-    after = Figure(_colour(result, stack, overview, result), "result")
-    index = report.reference_index
-    if index is None:
-        return gallery([after]) + paragraph(f"A new image of all dates: {words}.")
-    picture = _colour(_date(overview, index), stack, overview, result)
-    before = Figure(picture, f"{_day(stack.sources[index])}, as it was taken")
-    return comparison(before, after) + paragraph(f"{report.reference} was cleaned: {words}.")
+class _Content:
+    """The parts of the page that show pixels, under one stretch: that of the result and of the ground in all dates."""
 
+    def __init__(self, stack: GeoStack, report: SceneReport, remover: CloudRemover) -> None:
+        self.stack, self.report, self.overview = stack, report, read_overview(stack, remover)
+        shape = overview_grid(stack).shape
+        self.image = small_reflectance(report.output, shape, stack)
+        self.codes, self.spread = _layer(report, "provenance", shape), _layer(report, "uncertainty", shape)
+        self.images = np.where(self.overview.valid[:, None], self.overview.cloudy, np.float32(np.nan))
+        self.limits = clear_limits([self.image], list(self.images), bands=stack.bands)
 
-def _dates(stack: GeoStack, report: SceneReport, overview: Overview, result: NDArray[np.float32]) -> str:
-    figures, rows, grid = [], [], overview_grid(stack)
-    for index, source in enumerate(stack.sources):
-        own = index == report.reference_index
-        clear = f"{report.clear_share[index]:.0%} clear"
-        known = source.read_mask(grid.whole, grid=grid) is not None
-        rows.append((source.name, _day(stack.sources[index]), clear, "given" if known else "the model's own"))
-        if index < MOST_DATES:
-            caption = _caption(stack, report, index)
-            hidden = (np.nan_to_num(overview.cloud[index]) >= HIDDEN_FROM) & overview.valid[index]
-            figures.append(Figure(_colour(_date(overview, index), stack, overview, result), caption, hidden, own))
-    left_out = len(stack.sources) - MOST_DATES
-    more = paragraph(f"{left_out} more dates are not shown.") if left_out > 0 else ""
-    note = "Masks are those of the overview. The date that was cleaned is masked at full size, and more cautiously."
-    return gallery(figures) + more + paragraph(note) + table(rows, head=("input", "date", "clear", "mask"))
+    def colour(self, image: NDArray[np.float32]) -> Picture:
+        return true_colour(image, bands=self.stack.bands, limits=self.limits)
+
+    def result(self) -> str:
+        """The cleaned date against the result; without one, the result alone."""
+        pixels, index = self.report.pixels, self.report.reference_index
+        total = max(1, sum(pixels.values()))
+        words = ", ".join(f"{pixels[name] / total:.1%} {name}" for name in KINDS if name in pixels)
+        after = Figure(self.colour(self.image), "result")
+        if index is None:
+            return html.gallery([after]) + html.paragraph(f"A new image of all dates: {words}.")
+        before = Figure(self.colour(self.images[index]), f"{_day(self.stack.sources[index])}, as it was taken")
+        return html.comparison(before, after) + html.paragraph(f"{self.report.reference} was cleaned: {words}.")
+
+    def dates(self) -> str:
+        """The dates with their masks."""
+        figures, rows, grid = [], [], overview_grid(self.stack)
+        for index, source in enumerate(self.stack.sources):
+            clear = f"{self.report.clear_share[index]:.0%} clear"
+            known = source.read_mask(grid.whole, grid=grid) is not None
+            rows.append((source.name, _day(source), clear, "given" if known else "the model's own"))
+            if index < MOST_DATES:
+                hidden = (np.nan_to_num(self.overview.cloud[index]) >= HIDDEN_FROM) & self.overview.valid[index]
+                caption, own = _caption(self.stack, self.report, index), index == self.report.reference_index
+                figures.append(Figure(self.colour(self.images[index]), caption, hidden, own))
+        left_out = len(self.stack.sources) - MOST_DATES
+        more = html.paragraph(f"{left_out} more dates are not shown.") if left_out > 0 else ""
+        note = "Masks are those of the overview. The date that was cleaned is masked at full size, and more cautiously."
+        table = html.table(rows, head=("input", "date", "clear", "mask"))
+        return html.gallery(figures) + more + html.paragraph(note) + table
+
+    def uncertainty(self, spread: NDArray[np.float32]) -> str:
+        """The map, and its percentiles over the reconstructed pixels of each band."""
+        heat = heat_picture(spread.mean(axis=0), full_scale=SPREAD_SCALE)
+        text = f"expected standard deviation, mean over bands; black 0, pale yellow {SPREAD_SCALE} or more"
+        rows = []
+        for band, values in zip(self.stack.bands, spread, strict=True):
+            rebuilt = values > 0 if self.codes is None else self.codes[0] == RECONSTRUCTED
+            seen = values[np.isfinite(values) & rebuilt]
+            cells = [f"{x:.4f}" for x in np.percentile(seen, (50, 90, 99))] if seen.size else ["-"] * 3
+            rows.append((band, *cells))
+        head = ("reconstructed pixels, reflectance", "median", "90 %", "99 %")
+        return html.gallery([Figure(heat, text)]) + html.table(rows, head=head)
+
+    def histograms(self) -> str:
+        """The distributions of each band in the result and in the dates, or the date, that it was made of."""
+        index = self.report.reference_index
+        chosen = slice(None) if index is None else slice(index, index + 1)
+        clear = ((np.nan_to_num(self.overview.cloud) < HIDDEN_FROM) & self.overview.valid)[chosen]
+        name = f"clear pixels of {'all dates' if index is None else 'the cleaned date'}"
+        parts = []
+        for number, band in enumerate(self.stack.bands):
+            values = {name: self.overview.cloudy[chosen, number][clear], "result": self.image[number].ravel()}
+            parts.append(html.histogram(band, values))
+        return html.row_of(parts)
 
 
 def _caption(stack: GeoStack, report: SceneReport, index: int) -> str:
@@ -185,42 +199,10 @@ def _caption(stack: GeoStack, report: SceneReport, index: int) -> str:
 
 
 def _provenance(report: SceneReport, codes: NDArray[Any]) -> str:
-    picture = COLOURS[np.clip(codes, 0, len(COLOURS) - 1)]
     caption = "dark blue: observed, unchanged; white: reconstructed; grey: no data"
     total = max(1, sum(report.pixels.values()))
     rows = [(name, f"{number:,}", f"{number / total:.2%}") for name, number in report.pixels.items()]
-    return gallery([Figure(picture, caption)]) + table(rows, head=("pixels", "number", "share"))
-
-
-def _uncertainty(stack: GeoStack, spread: NDArray[np.float32], rebuilt: NDArray[np.bool_] | None) -> str:
-    """The map, and its percentiles over the reconstructed pixels of each band."""
-    heat = heat_picture(spread.mean(axis=0), full_scale=SPREAD_SCALE)
-    figure = Figure(heat, f"expected standard deviation, mean over bands; black 0, pale yellow {SPREAD_SCALE} or more")
-    rows = []
-    for band, values in zip(stack.bands, spread, strict=True):
-        seen = values[np.isfinite(values) & (values > 0 if rebuilt is None else rebuilt)]
-        cells = [f"{x:.4f}" for x in np.percentile(seen, (50, 90, 99))] if seen.size else ["-"] * 3
-        rows.append((band, *cells))
-    head = ("reconstructed pixels, reflectance", "median", "90 %", "99 %")
-    return gallery([figure]) + table(rows, head=head)
-
-
-def _histograms(stack: GeoStack, report: SceneReport, overview: Overview, result: NDArray[np.float32]) -> str:
-    clear = (np.nan_to_num(overview.cloud) < HIDDEN_FROM) & overview.valid
-    index = report.reference_index
-    parts = []
-    for number, band in enumerate(stack.bands):
-        if index is None:
-            name, values = "clear pixels of all dates", overview.cloudy[:, number][clear]
-        else:
-            name, values = "clear pixels of the cleaned date", overview.cloudy[index, number][clear[index]]
-        parts.append(histogram(band, {name: values, "result": result[number].ravel()}))
-    return row_of(parts)
-
-
-def _settings(report: SceneReport, settings: Mapping[str, object]) -> dict[str, object]:
-    used = {"steps": report.steps, "seed": report.seed, "samples": report.samples, "tiles": report.tiles}
-    return {**settings, **used, "seconds": f"{report.seconds:.1f}"}
+    return html.gallery([Figure(COLOURS[codes], caption)]) + html.table(rows, head=("pixels", "number", "share"))
 
 
 def _model(report: SceneReport, remover: CloudRemover) -> dict[str, object]:
@@ -243,13 +225,13 @@ def _files(stack: GeoStack, report: SceneReport) -> str:
         ("extent", f"{left:.12g}, {bottom:.12g} to {right:.12g}, {top:.12g}"),
         ("values", f"{coding.dtype}, reflectance = DN * {coding.scale:g} + {coding.offset:g}, nodata {coding.nodata}"),
     ]
-    return table(rows)
+    return html.table(rows)
 
 
 def _crs_name(crs: str) -> str:
     if not crs:
         return "no reference system"
-    found = require("rasterio.crs", extra="geo", purpose="naming reference systems").CRS.from_user_input(crs)
+    found = crs_of(crs)
     return found.to_string() if found.to_epsg() else found.to_wkt().split('"')[1]
 
 
@@ -268,20 +250,16 @@ def _without_folders(text: str) -> str:
     return re.sub(r"(?<![\w:/.])(?:[A-Za-z]:)?[/\\](?:[^/\\\s'\",;]+[/\\])+", "", text)
 
 
-def _date(overview: Overview, index: int) -> NDArray[np.float32]:
-    return np.where(overview.valid[index], overview.cloudy[index], np.float32(np.nan))
-
-
-def _colour(image: NDArray[np.float32], stack: GeoStack, overview: Overview, result: NDArray[np.float32]) -> Picture:
-    """One stretch for all pictures: that of the result and of the ground in all dates."""
-    dates = [_date(overview, index) for index in range(len(stack.sources))]
-    return true_colour(image, bands=stack.bands, limits=clear_limits([result], dates, bands=stack.bands))
-
-
 def small_reflectance(path: str, shape: tuple[int, int], stack: GeoStack) -> NDArray[np.float32]:
     """Return a small version (C, h, w) of a result in reflectance, NaN where there is no data."""
     values, valid = decode_array(_numbers(path, shape), (stack.coding,) * len(stack.bands))
     return np.where(valid, values, np.float32(np.nan))
+
+
+def _layer(report: SceneReport, name: str, shape: tuple[int, int]) -> NDArray[np.generic] | None:
+    """Return a small version (C, h, w) of a layer beside the result; None where it was not written."""
+    file = str(side_file(Path(report.output), name))
+    return _numbers(file, shape) if file in report.files else None
 
 
 def _numbers(path: str, shape: tuple[int, int]) -> NDArray[np.generic]:
@@ -301,7 +279,7 @@ Done = Sequence[tuple[int, SceneReport]]
 def animate(stack: GeoStack, done: Done, path: str) -> Path:
     """Write the dates before and after as a GIF, under one stretch: that of the ground."""
     grid = _small_grid(stack)
-    after = [small_reflectance(scene.output, grid.shape, _own(stack, date)) for date, scene in done]
+    after = [small_reflectance(scene.output, grid.shape, stack.coded_as(date)) for date, scene in done]
     before = [_image(stack, stack.sources[date], grid) for date, _ in done]
     limits = clear_limits(after, before, bands=stack.bands)
     frames = []
@@ -328,7 +306,7 @@ def write_points(stack: GeoStack, done: Done, pixels: Mapping[str, Window], besi
     rows: list[tuple[object, ...]] = []
     curves = []
     for text, place in pixels.items():
-        found = [_values(_own(stack, date), date, scene, place, bands) for date, scene in done]
+        found = [_values(stack.coded_as(date), date, scene, place, bands) for date, scene in done]
         for (date, _), (before, after, state, origin) in zip(done, found, strict=True):
             source = stack.sources[date]
             rows.append((text, _day(source), source.name, state, _number(before), _number(after), origin))
@@ -358,11 +336,6 @@ def _values(
     state = "nodata" if not valid[0, 0] else "hidden" if rebuilt else "clear"
     origin = "nodata" if not there[0, 0] else "reconstructed" if rebuilt else "observed"
     return _ndvi(values, valid), _ndvi(after, there), state, origin
-
-
-def _own(stack: GeoStack, date: int) -> GeoStack:
-    """Return the stack with the coding of the result of a date."""
-    return replace(stack, coding=stack.sources[date].coding)
 
 
 def _small_grid(stack: GeoStack) -> Grid:
@@ -401,10 +374,8 @@ def _pixel_at(text: str, stack: GeoStack) -> Window:
     col, row = x, y
     if grid.crs:
         warp = require("rasterio.warp", extra="geo", purpose="placing a point").transform
-        (x,), (y,) = warp("EPSG:4326", grid.crs, [x], [y])
-        a, b, c, d, e, f = grid.transform
-        scale = a * e - b * d
-        col, row = (e * (x - c) - b * (y - f)) / scale, (a * (y - f) - d * (x - c)) / scale
+        (x,), (y,) = warp(DEGREES, grid.crs, [x], [y])
+        col, row = grid.pixel(x, y)
     if not (0 <= col < grid.width and 0 <= row < grid.height):
         box = f"{in_degrees(grid)} (west,south,east,north)" if grid.crs else f"0,0,{grid.width},{grid.height} (pixels)"
         raise ConfigError(f"the point {text} lies outside the scene; expected longitude,latitude within {box}.")

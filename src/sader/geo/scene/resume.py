@@ -44,6 +44,8 @@ FORMAT = 2
 PROVENANCE = {"nodata": NODATA, "observed": OBSERVED, "reconstructed": RECONSTRUCTED}
 """Name -> code of the provenance layer."""
 MARKER = "sader work folder\n"
+STORE, REPLACED = "store", "replaced"
+"""Folders of a Zarr store that is being written, and of the one that it replaces."""
 CHUNK, CHUNKS = 2**16, 64
 """Bytes and number of the samples that identify a file; smaller files are read as a whole."""
 
@@ -104,10 +106,6 @@ class WorkFolder:
         """Whether there is no earlier work."""
         return not (self.path / "state.json").exists()
 
-    def file(self, name: str) -> Path:
-        """Return the path of a work file."""
-        return self.path / name
-
     def save(self) -> None:
         """Write the state; the files that it names must be on the disk."""
         content = {"format": FORMAT, "job": self.job, **self.state.__dict__}
@@ -167,14 +165,14 @@ class WorkFolder:
         sync_folder(self.path)
         for entry in self.path.iterdir():
             if entry.name != "lock":
-                entry.unlink()
+                _delete(entry)
 
     def remove(self) -> None:
         """Delete the folder: the job is complete, or cannot be continued."""
         with contextlib.suppress(OSError):
             for entry in list(self.path.iterdir()):
                 if entry.name not in ("state.json", "lock"):
-                    entry.unlink()
+                    _delete(entry)
             (self.path / "state.json").unlink(missing_ok=True)
             (self.path / "lock").unlink(missing_ok=True)
             self.path.rmdir()
@@ -223,7 +221,7 @@ class RowFiles:
         overviews: compute those of a COG with the rows.
         """
         self.work, self.plan, self.threshold = work, plan, threshold
-        self.files = [RowFile(work.file(f"{layer.name}.rows"), layer, grid) for layer in layers]
+        self.files = [RowFile(work.path / f"{layer.name}.rows", layer, grid) for layer in layers]
         self._own, self._overviews = own, overviews
         self._top, self._parts = 0, list[tuple[int, dict[str, NDArray[Any]]]]()
 
@@ -308,13 +306,21 @@ def check_own(folder: Path) -> None:
     lock = folder / "lock"
     text = lock.read_text("utf-8", "replace") if lock.is_file() and not lock.is_symlink() else None
     ours = text == MARKER or (text == "" and inside == ["lock"])
-    links = [entry.name for entry in folder.iterdir() if entry.is_symlink() or entry.is_dir()]
+    stores = (STORE, REPLACED)
+    links = [one.name for one in folder.iterdir() if one.is_symlink() or (one.is_dir() and one.name not in stores)]
     if links or (inside and not ours):
         kind = "links or folders" if links else "files of other origin"
         raise OutputError(
             f"{folder} holds {kind} ({', '.join((links or inside)[:3])}); expected a work folder of sader, or nothing. "
             "It is left as it is: move it away, or choose another output name."
         )
+
+
+def _delete(entry: Path) -> None:
+    if entry.is_dir():
+        shutil.rmtree(entry)
+    else:
+        entry.unlink()
 
 
 def job_digest(job: Mapping[str, Any]) -> str:

@@ -17,21 +17,20 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from sader._version import __version__
 from sader.errors import ClusterError, ConfigError, DataError, OutputError, SaderError, require
-from sader.files import replace as move
 from sader.geo.read.raster import close_files, open_raster
-from sader.geo.scene.cog import Layer, RowFile, make_cog, writing
+from sader.geo.scene.cog import Layer, RowFile, make_cog, publish_cog, writing
 from sader.geo.scene.options import SceneOptions, layers_of, side_file
 from sader.geo.scene.resume import RowFiles, WorkFolder, describe_source, job_digest
 from sader.geo.scene.source import StackScene, check_order, read_overview
 from sader.geo.stack import GeoStack
-from sader.inference.remover import DEFAULT_MODEL, CloudRemover, default_backend
-from sader.inference.scene import Executor, ScenePlan, local_executor, run_rows, warmed_up
+from sader.inference.remover import DEFAULT_MODEL, CloudRemover
+from sader.inference.scene import Executor, ScenePlan, SceneSource, local_executor, run_rows, warmed_up
 from sader.inference.scene_match import Overview, check_reference, find_reference
-from sader.inference.tiling import Notice, Progress
+from sader.inference.tiling import Notes, Notice, Progress
 
 CACHE_BYTES = 256 * 2**20
 """Block cache of GDAL; its default is a twentieth of the memory, for blocks that are read once."""
@@ -42,7 +41,7 @@ WORTH_A_NOTE = 0.0005
 
 OpenScene = Callable[[], tuple[StackScene, Overview]]
 """Returns the stack as a source, and its overview; several results of one stack share them (`sader.geo.series`)."""
-MakeExecutor = Callable[[ScenePlan, CloudRemover, StackScene], contextlib.AbstractContextManager[Executor]]
+MakeExecutor = Callable[[ScenePlan, CloudRemover, SceneSource], contextlib.AbstractContextManager[Executor]]
 """Provides the executor of a scene (`sader.geo.xarray.cluster`)."""
 
 
@@ -101,7 +100,7 @@ class Scene:
     @property
     def layers(self) -> tuple[Layer, ...]:
         """The images to write."""
-        return layers_of(self.stack, self.options)
+        return layers_of(self.stack.bands, self.stack.coding, self.options, self.stack.sources)
 
     @property
     def outputs(self) -> dict[str, Path]:
@@ -174,13 +173,7 @@ def clear_scene(
     executor: computes the tiles; None = threads of this process. extras: files that are written beside the output.
     opened: provides the source and the overview of the stack; None: they are read here.
     """
-    messages: list[str] = []
-
-    def notify(text: str) -> None:
-        messages.append(text)
-        (notice or (lambda text: warnings.warn(text, stacklevel=3)))(text)
-
-    started = time.perf_counter()
+    started, notify = time.perf_counter(), Notes(notice or (lambda text: warnings.warn(text, stacklevel=4)))
     scene = prepared(stack, remover, options or SceneOptions(), check_target(out))
     extras = extras or {}
     job = scene.job()
@@ -190,53 +183,51 @@ def clear_scene(
         missing = {path: write for path, write in extras.items() if not path.exists()}
         with contextlib.suppress(OutputError), WorkFolder(scene.target, job) as work:
             work.remove()  # what a killed run could not remove; a folder of others stays
-        return _with_extras(done, replace(scene.stack, coding=_coding(scene.stack, done.reference_index)), missing)
+        return _with_extras(done, scene.stack.coded_as(done.reference_index), missing)
     _check_outputs(scene, extras, resumable(scene.target))
     with gdal_cache(), WorkFolder(scene.target, job) as work:
         if work.state.report is None:
             _check_outputs(scene, extras, False)
         if work.note:
             notify(work.note)
-        report, files = None, list[RowFile]()
-        try:
-            if work.state.report is None:
-                rows = _start_rows(scene, work, notify, opened)
-                make = executor or partial(local_executor, threads=scene.options.threads)
-                if work.state.strips < len(rows.plan.starts):
-                    with make(rows.plan, scene.remover, rows.source) as tiles:
-                        run_rows(
-                            rows.plan,
-                            tiles,
-                            rows.sink,
-                            options=scene.remover.options,
-                            device=scene.remover.device if executor is None else "cpu",
-                            first=work.state.strips,
-                            unfinished=work.unfinished(),
-                            progress=progress,
-                        )
-                report = scene_report(
-                    work,
-                    rows.plan,
-                    rows.overview,
-                    scene.remover,
-                    scene.options,
-                    names=[source.name for source in stack.sources],
-                    beside=[path for name, path in scene.outputs.items() if name != "result"],
-                )
-                files = rows.sink.files
-                del rows  # frees the blocks that were read
-        except SaderError as error:
-            if work.fresh or not _resumable(error, scene):
-                work.remove()
-            raise
-        if report is not None:
-            _make_cogs(scene, work, replace(report, seconds=time.perf_counter() - started), files)
+        if work.state.report is None:
+            try:
+                rows, source, overview = _start_rows(scene, work, notify, opened)
+                with missing_rows(rows, source, scene.remover, scene.options, executor) as compute:
+                    compute(progress=progress)
+            except SaderError as error:
+                if work.fresh or not _resumable(error, scene):
+                    work.remove()
+                raise
+            del source  # frees the blocks that were read
+            names = [source.name for source in stack.sources]
+            beside = [path for name, path in scene.outputs.items() if name != "result"]
+            report = scene_report(work, rows.plan, overview, scene.remover, scene.options, names=names, beside=beside)
+            _make_cogs(scene, work, replace(report, seconds=time.perf_counter() - started), rows.files)
         saved = SceneReport.from_dict(work.state.report or {})
         _publish(scene, work)
-        stored = replace(scene.stack, coding=_coding(scene.stack, saved.reference_index))
-        done = _with_extras(replace(saved, notices=tuple(messages)), stored, extras)
+        stored = scene.stack.coded_as(saved.reference_index)
+        done = _with_extras(replace(saved, notices=notify.texts), stored, extras)
         work.remove()
     return replace(done, seconds=time.perf_counter() - started)
+
+
+@contextlib.contextmanager
+def missing_rows(
+    rows: RowFiles, source: SceneSource, remover: CloudRemover, options: SceneOptions, executor: MakeExecutor | None
+) -> Iterator[Callable[..., None]]:
+    """Yield the function that computes the rows of tiles which the work folder lacks; it takes `progress`."""
+    plan, work = rows.plan, rows.work
+    rows.prepare()
+    if work.state.strips == len(plan.starts):
+        yield lambda progress: None
+        return
+    make = executor or partial(local_executor, threads=options.threads)
+    device = remover.device if executor is None else "cpu"
+    first, last = work.state.strips, work.unfinished()
+    with make(plan, remover, source) as tiles:
+        run = partial(run_rows, plan, tiles, rows, options=remover.options, device=device)
+        yield partial(run, first=first, unfinished=last)
 
 
 def prepared(stack: GeoStack, remover: CloudRemover, options: SceneOptions, target: Path) -> Scene:
@@ -263,12 +254,7 @@ def checked(remover: CloudRemover, options: SceneOptions) -> tuple[CloudRemover,
 
 def scene_remover(remover: CloudRemover, options: SceneOptions) -> CloudRemover:
     """Return the remover with the tiles, masks and backend of a scene."""
-    own = remover.options
-    changes = options.remover_changes(
-        overlap=own.overlap, batch_size=own.batch_size, on_gpu=remover.device.type != "cpu"
-    )
-    backend = options.backend or (default_backend(remover.device) if own.backend == "torch" else own.backend)
-    return remover.with_options(**changes, backend=backend)
+    return remover.with_options(**options.for_remover(remover.options, remover.device))
 
 
 def open_scene(stack: GeoStack, remover: CloudRemover) -> tuple[StackScene, Overview]:
@@ -277,17 +263,10 @@ def open_scene(stack: GeoStack, remover: CloudRemover) -> tuple[StackScene, Over
     return source, read_overview(stack, remover, source)
 
 
-class _Rows(NamedTuple):
-    """A scene whose rows are about to be computed."""
-
-    plan: ScenePlan
-    source: StackScene
-    sink: RowFiles
-    overview: Overview
-
-
-def _start_rows(scene: Scene, work: WorkFolder, notice: Notice, opened: OpenScene | None) -> _Rows:
-    """Read the overview, choose the reference date and match the dates to it; create or check the files of rows."""
+def _start_rows(
+    scene: Scene, work: WorkFolder, notice: Notice, opened: OpenScene | None
+) -> tuple[RowFiles, StackScene, Overview]:
+    """Read the overview, choose the reference date and match the dates to it; return the files of rows as well."""
     stack, remover, options = scene.stack, scene.remover, scene.options
     plan = ScenePlan(
         shape=stack.grid.shape,
@@ -337,13 +316,11 @@ def _start_rows(scene: Scene, work: WorkFolder, notice: Notice, opened: OpenScen
     every = options.count or options.save_masks or remover.options.min_count
     clouds = dates if every else () if reference is None else (reference,)
     plan = replace(plan, reference=reference, match=match, clouds=clouds)
-    stored = replace(stack, coding=_coding(stack, reference))
     # The stored numbers of the reference date are copied where they lie on the grid of the result.
     same_grid = reference is not None and stack.sources[reference].grid.same_as(stack.grid)
     own = plan.codings[reference] if reference is not None and same_grid else ()
-    sink = RowFiles(work, layers_of(stored, options), stack.grid, plan, remover.options.cloud_threshold, own)
-    sink.prepare()
-    return _Rows(plan, source, sink, overview)
+    layers = replace(scene, stack=stack.coded_as(reference)).layers
+    return RowFiles(work, layers, stack.grid, plan, remover.options.cloud_threshold, own), source, overview
 
 
 def scene_report(
@@ -392,11 +369,6 @@ def choose_reference(options: SceneOptions, stack: GeoStack, overview: Overview,
     return reference
 
 
-def _coding(stack: GeoStack, reference: int | None) -> Any:
-    """Return the coding of the result: that of the reference date, or of the first."""
-    return stack.sources[reference or 0].coding
-
-
 # ------------------------------------------------------------------------------------------------ publication
 
 
@@ -413,12 +385,7 @@ def _publish(scene: Scene, work: WorkFolder) -> None:
     """Move the COGs to their names, the output last: where it exists, the layers beside it do too."""
     with writing(scene.target):
         for name, path in sorted(scene.outputs.items(), key=lambda pair: pair[0] == "result"):
-            part = work.file(f"{name}.tif")
-            names = work.file(f"{name}.tif.aux.xml")  # of classes
-            if names.exists():
-                move(names, path.with_name(f"{path.name}.aux.xml"))
-            if part.exists():  # else a previous run has moved it
-                move(part, path)
+            publish_cog(work.path / f"{name}.tif", path)
 
 
 def _with_extras(report: SceneReport, stack: GeoStack, extras: Extras) -> SceneReport:

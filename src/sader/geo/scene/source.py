@@ -26,8 +26,8 @@ from sader.geo.stack import DateSource, GeoStack
 from sader.inference.remover import CloudRemover
 from sader.inference.scene import SceneWindow, available_cores, computed_once
 from sader.inference.scene_match import Overview, overview_factor
-from sader.inference.tiling import Window, common
-from sader.inference.values import HIGHEST, LOWEST, ValueCoding, as_tensor, decode, decode_array
+from sader.inference.tiling import Window, copy_common
+from sader.inference.values import HIGHEST, LOWEST, as_tensor, decode, decode_array
 
 READERS = 12
 """Threads that read an overview, at most; unpacking the whole scene is most of the work."""
@@ -104,11 +104,7 @@ class BlockCache:
                 numbers = self._rectangle((date, row, col))
                 if out is None:
                     out = np.empty((len(numbers), window.height, window.width), numbers.dtype)
-                area = Window(row * edges[0], col * edges[1], *numbers.shape[1:])
-                place, part = common(window, area), common(area, window)
-                assert place is not None
-                assert part is not None
-                out[:, *place.slices] = numbers[:, *part.slices]
+                copy_common(out, window, numbers, Window(row * edges[0], col * edges[1], *numbers.shape[1:]))
         assert out is not None
         return out
 
@@ -176,22 +172,6 @@ class StackScene:
         complete = all(set(aux_bands) <= set(source.bands) for source in stack.sources)
         return cls(stack, tuple(aux_bands) if complete else ())
 
-    @property
-    def shape(self) -> tuple[int, int]:
-        return self.stack.grid.shape
-
-    @property
-    def bands(self) -> tuple[str, ...]:
-        return self.stack.bands
-
-    @cached_property
-    def codings(self) -> tuple[tuple[ValueCoding, ...], ...]:
-        return self.stack.codings
-
-    @property
-    def days(self) -> list[float] | None:
-        return self.stack.days
-
     @computed_once
     def blocks(self) -> BlockCache:
         """The blocks that threads share."""
@@ -208,7 +188,7 @@ class StackScene:
         if self.aux_bands:
             other = self._aux
             numbers = [other.blocks.read(date, window) for date in range(len(sources))]
-            pairs = zip(numbers, other.codings, strict=True)
+            pairs = zip(numbers, other.stack.codings, strict=True)
             aux = np.stack([decode_array(one, codings)[0] for one, codings in pairs])
         return SceneWindow(
             numbers=[self.blocks.read(date, window) for date in range(len(sources))],
@@ -239,7 +219,7 @@ def read_overview(stack: GeoStack, remover: CloudRemover, scene: StackScene | No
         row, col = part.row * down, part.col * across
         height, width = stack.grid.shape
         window = Window(row, col, min(part.height * down, height - row), min(part.width * across, width - col))
-        values, there = decode(as_tensor(scene.blocks.read(date, window)), scene.codings[date])
+        values, there = decode(as_tensor(scene.blocks.read(date, window)), stack.codings[date])
         means, some = cell_means(values, there, down, across)
         cloudy[date, :, *part.slices], valid[date, *part.slices] = means.numpy(), some.numpy()
 
@@ -297,7 +277,7 @@ def overview_masks(stack: GeoStack) -> list[NDArray[np.bool_] | None]:
 def _parts(scene: StackScene, grid: Grid, down: int, across: int) -> Iterator[tuple[int, Window]]:
     """Yield each date with the parts of the overview that are computed at a time."""
     for date, edges in enumerate(scene.blocks.edges):
-        lines = edges is None or edges[1] >= scene.shape[1]
+        lines = edges is None or edges[1] >= scene.stack.grid.width
         width = grid.width if lines else min(max(1, PART_WIDTH // across), grid.width)
         height = max(1, PART_PIXELS // (down * across * width))
         for row in range(0, grid.height, height):

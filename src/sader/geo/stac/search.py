@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from sader.bands import BANDS_13
 from sader.errors import BandError, DataError, require
 from sader.geo.grid import crop_grid, parse_bbox, parse_dates, union_grid
-from sader.geo.offset import decide_stac, parse_baseline
+from sader.geo.offset import Radiometry, decide_stac, parse_baseline
 from sader.geo.read.products import MosaicSource, ProductSource, product_source
 from sader.geo.read.raster import BandFile
 from sader.geo.stac.items import AssetBand, bands_of, classification_of, load_items
@@ -53,7 +53,7 @@ def open_items(
     offset: auto, none or counts such as -1000. bands: default all bands of the item.
     bbox: (west, south, east, north) in degrees, to which the grid is cropped. notice: called with messages to the user.
     """
-    notify = notice or _warn
+    notify = notice or warnings.warn
     found = [_open_item(item, base, offset, bands, notify) for item, base in load_items(items)]
     if not found:
         raise DataError("no STAC item given; expected at least one.")
@@ -78,7 +78,7 @@ def search(
     dates: "2022-03-01/2022-05-31" or the two days. max_cloud: percent of the tile, as stated by the item.
     most_dates: of more dates only the clearest are used.
     """
-    notify = notice or _warn
+    notify = notice or warnings.warn
     area = parse_bbox(bbox)
     items = search_items(url, area, dates, collection=collection, max_cloud=max_cloud)
     found = open_items(items, offset=offset, bands=bands, bbox=area, notice=notify)
@@ -144,14 +144,8 @@ def _open_item(
         wanted = ", ".join(missing) if missing else "bands such as B02, B03, B04, B08"
         raise BandError(f"item {name} has {has}; expected {wanted}. Bands come from bands, eo:bands or the asset keys.")
     order = list(bands) if bands else [band for band in BANDS_13 if band in table] or list(table)
-    codings, reasons = [], []
-    doubts: set[str] = set()
-    for band in order:
-        coding, reason, doubt = _coding(item, table[band], offset)
-        codings.append(coding)
-        reasons.append(reason)
-        doubts |= {doubt} if doubt else set()
-    for doubt in sorted(doubts):
+    ways = [_radiometry(item, table[band], offset) for band in order]
+    for doubt in sorted({way.doubt for way in ways if way.doubt}):
         notify(f"{name}: {doubt}. Set --offset none or --offset -1000 to decide it.")
     classes = classification_of(item, base)
     source = product_source(
@@ -159,29 +153,29 @@ def _open_item(
         _time(item),
         order,
         [BandFile(table[band].path, table[band].index) for band in order],
-        codings,
+        [_coding(table[band], way) for band, way in zip(order, ways, strict=True)],
         classes=BandFile(classes.path) if classes else None,
-        reason=reasons[0],
+        reason=ways[0].reason,
         href=item.get_self_href() or base,
         grids=[table[band].grid for band in order],
     )
     return item, source
 
 
-def _coding(item: pystac.Item, entry: AssetBand, offset: str | float | None) -> tuple[ValueCoding, str, str | None]:
-    """Return the value coding of a band, the reason for its offset, and a doubt about it."""
-    dtype = str(entry.dtype or "uint16")
-    floating = dtype.startswith("float")
-    way = decide_stac(
-        offset,
-        properties=item.properties,
-        scale=entry.scale,
-        offset=entry.offset,
-        item=str(item.id or ""),
-        integer=not floating,
+def _radiometry(item: pystac.Item, entry: AssetBand, offset: str | float | None) -> Radiometry:
+    name, whole = str(item.id or ""), not _is_float(entry)
+    return decide_stac(
+        offset, properties=item.properties, scale=entry.scale, offset=entry.offset, item=name, integer=whole
     )
-    nodata = entry.nodata if entry.nodata is not None else float("nan") if floating else 0.0
-    return ValueCoding(dtype, way.scale, way.offset, nodata), way.reason, way.doubt
+
+
+def _coding(entry: AssetBand, way: Radiometry) -> ValueCoding:
+    nodata = entry.nodata if entry.nodata is not None else float("nan") if _is_float(entry) else 0.0
+    return ValueCoding(str(entry.dtype or "uint16"), way.scale, way.offset, nodata)
+
+
+def _is_float(entry: AssetBand) -> bool:
+    return str(entry.dtype).startswith("float")
 
 
 def _time(item: pystac.Item) -> datetime:
@@ -261,7 +255,3 @@ def _by_overpass(found: Sequence[Opened], bbox: tuple[float, float, float, float
         else:
             out.append(sources[0] if area is None else replace(sources[0], grid=area))
     return out
-
-
-def _warn(text: str) -> None:
-    warnings.warn(text, stacklevel=3)

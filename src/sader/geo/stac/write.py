@@ -63,7 +63,9 @@ def write_item(
     with reading(str(result)), open_raster(result) as dataset:
         grid = grid_of(dataset)
         data = _data_asset(dataset, grid, coding)
-    lineage = {"processing:lineage": _lineage(sources, reference), **(processing or {})}
+    what = "a cloud-free image" if reference is None else f"clouds removed from {reference.name}"
+    count = f"{len(sources)} date{'' if len(sources) == 1 else 's'}"
+    lineage = {"processing:lineage": f"{what} with sader {__version__} from {count}", **(processing or {})}
     item, stac = _new_item(result, grid, sources, reference, lineage)
     roles = ["data", "reflectance"]
     item.add_asset("data", stac.Asset(_relative(result, target), "cloud-free reflectance", None, COG, roles, data))
@@ -128,8 +130,8 @@ def _write_linked(
     target: Path, item: pystac.Item, sources: Sequence[DateSource], collection: Path | None, stac: Any
 ) -> Path:
     """Write an item with the links to its inputs and its collection."""
-    for title, href in _inputs(sources):
-        place = re.sub(r"^/vsi(s3|gs|az)/", r"\1://", shown(href))
+    for title, href in (origin for source in sources for origin in source.origins):
+        place = re.sub(r"^/vsi(s3|gs|az)/", r"\1://", shown(href or title))
         relative = place if VIRTUAL.match(place) else _relative(Path(place), target)
         item.add_link(stac.Link("derived_from", relative, title=title))
     if collection is not None:
@@ -149,7 +151,10 @@ def write_collection(path: Path, items: Sequence[Path], text: str) -> Path:
     name = path.resolve().parent.name
     boxes = [item.bbox for item in read if item.bbox is not None] or [[-180.0, -90.0, 180.0, 90.0]]
     wests, souths, easts, norths = zip(*boxes, strict=True)
-    times = [time for item in read for time in (item.datetime, *_period(item)) if time is not None]
+    times = []
+    for item in read:
+        facts = item.common_metadata  # the time of an item is that of the cleaned date, its period that of all inputs
+        times += [item.datetime] if item.datetime else [facts.start_datetime, facts.end_datetime]
     period = [min(times), max(times)] if times else [None, None]
     box = [min(wests), min(souths), max(easts), max(norths)]
     extent = stac.Extent(stac.SpatialExtent([box]), stac.TemporalExtent([period]))
@@ -158,13 +163,6 @@ def write_collection(path: Path, items: Sequence[Path], text: str) -> Path:
     for one, item in zip(items, read, strict=True):
         collection.add_link(stac.Link("item", _relative(one, path), "application/geo+json", item.id))
     return _write(path, collection)
-
-
-def _period(item: pystac.Item) -> tuple[datetime | None, datetime | None]:
-    """Return first and last time of the item itself: none where it has one time, that of the cleaned date."""
-    if item.datetime is not None:
-        return None, None
-    return item.common_metadata.start_datetime, item.common_metadata.end_datetime
 
 
 def _write(target: Path, thing: pystac.Item | pystac.Collection) -> Path:
@@ -269,14 +267,3 @@ def _times(
     # STAC needs a time; for images without one only that of the file is known.
     written = datetime.fromtimestamp(int(result.stat().st_mtime), UTC)
     return written, {**found, "description": "The dates of the inputs are unknown; the time is that of the file."}
-
-
-def _lineage(sources: Sequence[DateSource], reference: DateSource | None) -> str:
-    what = f"clouds removed from {reference.name}" if reference is not None else "a cloud-free image"
-    count = len(sources)
-    return f"{what} with sader {__version__} from {count} date{'' if count == 1 else 's'}"
-
-
-def _inputs(sources: Sequence[DateSource]) -> list[tuple[str, str]]:
-    """Return (name, file or URL) of each acquisition; a mosaic has several."""
-    return [(title, place or title) for source in sources for title, place in source.origins]

@@ -172,8 +172,8 @@ def cluster_executor(address: str, plan: ScenePlan, remover: CloudRemover, sourc
     with connect(address) as client:
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", message="Sending large graph")  # that is the model, once
-            model = client.submit(_same, remover, key=f"sader-model-{remover.checksum[:32]}")
-        work = client.submit(_same, (plan, source), pure=False)
+            model = client.submit(same, remover, key=f"sader-model-{remover.checksum[:32]}")
+        work = client.submit(same, (plan, source), pure=False)
 
         def submit(windows: Sequence[Window]) -> _Tiles:
             return _Tiles(client.submit(compute_windows, model, work, list(windows), pure=False), client, plan)
@@ -235,7 +235,7 @@ def lost_cluster(why: str) -> ClusterError:
     )
 
 
-def _same(value: Any) -> Any:
+def same(value: Any) -> Any:
     """Return the value: the task that the tiles depend on, so that dask sends it to each worker once."""
     return value
 

@@ -16,12 +16,15 @@ from numpy.typing import NDArray
 from sader._version import __version__
 from sader.bands import canonical
 from sader.errors import BandError, ShapeError, ValueRangeError, require
-from sader.inference.scene import ArrayScene
+from sader.inference.scene import ArrayScene, SceneWindow
 from sader.inference.values import (
     COUNTS_FROM,
     FILLED,
     NODATA,
+    OBSERVED,
+    RECONSTRUCTED,
     SENTINEL_SCALE,
+    UNKNOWN,
     ValueCoding,
     coding_of,
     decode_array,
@@ -39,6 +42,14 @@ AXES: Mapping[str, tuple[str, ...]] = {
     "x": ("x", "lon", "longitude", "easting"),
 }
 """The four axes and the names under which they are known."""
+MEANINGS = {
+    "clear": "reflectance",
+    "uncertainty": "expected standard deviation",
+    "clear_count": f"dates that show the ground clearly, {UNKNOWN} where none has data",
+    "provenance": f"{NODATA} no data, {OBSERVED} observed (reference date), {RECONSTRUCTED} reconstructed",
+    "source_date": f"date that contributes most, from 1; {FILLED} none (filled), {NODATA} no data",
+}
+"""Layer of a result -> its meaning; the first two have bands, the others one plane."""
 NODATA_ATTRS = ("_FillValue", "missing_value", "nodata")
 CODING_ATTRS = ("scale_factor", "add_offset", *NODATA_ATTRS)
 """Attributes that speak of stored numbers (CF conventions; "nodata" is odc-stac's) and are not true of reflectance."""
@@ -101,25 +112,27 @@ def open_cube(array: xr.DataArray | xr.Dataset, remover: CloudRemover) -> Cube:
     return Cube(array.data, _coding(array), bands, names, days, array)
 
 
-def result_array(cube: Cube, data: Any, *, name: str, band: bool = True, **attrs: Any) -> xr.DataArray:
-    """Return `data`, (C, H, W) or with band=False (H, W), as an array at the place of the cube."""
+def result_arrays(cube: Cube, layers: Mapping[str, Any]) -> dict[str, xr.DataArray]:
+    """Return layers of a result, (C, H, W) or (H, W), as arrays at the place of the cube that state their meaning."""
     import xarray
 
     time, named, y, x = cube.layout.dims
-    place = cube.layout.isel({time: 0}, drop=True)
-    if not band:
-        place = place.isel({named: 0}, drop=True)
+    image = cube.layout.isel({time: 0}, drop=True)
     kept = {key: value for key, value in cube.layout.attrs.items() if key in ("grid_mapping", "crs")}
-    made = xarray.DataArray(
-        data,
-        dims=(named, y, x) if band else (y, x),
-        coords=place.coords,
-        name=name,
-        attrs={**kept, **attrs, "source": f"sader {__version__}"},
-    )
-    if "grid_mapping" in cube.layout.encoding:  # rioxarray finds the CRS by it
-        made.encoding["grid_mapping"] = cube.layout.encoding["grid_mapping"]
-    return made
+    found = {}
+    for name, data in layers.items():
+        band = data.ndim == 3
+        attrs = {"units": "1"} if band else source_flags(cube.names) if name == "source_date" else {}
+        found[name] = xarray.DataArray(
+            data,
+            dims=(named, y, x) if band else (y, x),
+            coords=image.coords if band else image.isel({named: 0}, drop=True).coords,
+            name=name,
+            attrs={**kept, "long_name": MEANINGS[name], **attrs, "source": f"sader {__version__}"},
+        )
+        if "grid_mapping" in cube.layout.encoding:  # rioxarray finds the CRS by it
+            found[name].encoding["grid_mapping"] = cube.layout.encoding["grid_mapping"]
+    return found
 
 
 def source_flags(names: Sequence[str]) -> dict[str, Any]:
@@ -171,13 +184,18 @@ def check_counts(numbers: NDArray[Any], coding: ValueCoding) -> None:
         )
 
 
+def cube_window(cube: Cube, numbers: NDArray[Any], masks: NDArray[Any] | None) -> SceneWindow:
+    """Return stored numbers (T, C, h, w) of a cube and their masks (T, h, w) as a window of the scene loop."""
+    check_counts(numbers, cube.coding)
+    return SceneWindow(list(numbers), [None] * len(numbers) if masks is None else [one != 0 for one in masks])
+
+
 def cube_scene(cube: Cube, numbers: NDArray[Any], masks: NDArray[Any] | None) -> ArrayScene:
     """Return stored numbers (T, C, h, w) of a cube and their masks (T, h, w) as a scene in memory."""
-    check_counts(np.asarray(numbers), cube.coding)
-    pairs = [decode_array(np.asarray(one), (cube.coding,) * len(cube.bands)) for one in numbers]
+    window = cube_window(cube, np.asarray(numbers), masks)
+    pairs = [decode_array(one, (cube.coding,) * len(cube.bands)) for one in window.numbers]
     cloudy, valid = np.stack([values for values, _ in pairs]), np.stack([there for _, there in pairs])
-    given = [None] * len(cloudy) if masks is None else [one != 0 for one in masks]
-    return ArrayScene(cloudy, cube.bands, given, valid, cube.days)
+    return ArrayScene(cloudy, cube.bands, window.masks, valid, cube.days)
 
 
 # ------------------------------------------------------------------------------------------------ reading an array

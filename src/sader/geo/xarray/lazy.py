@@ -7,7 +7,6 @@ sends it to a worker once.
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -18,33 +17,20 @@ from numpy.typing import NDArray
 from sader.errors import ConfigError, require
 from sader.geo.scene.options import SceneOptions
 from sader.geo.scene.run import scene_remover
-from sader.geo.xarray.cube import Cube, check_counts, cube_scene, mask_data, open_cube, result_array, source_flags
-from sader.inference.scene import (
-    Pending,
-    RawTile,
-    ScenePlan,
-    SceneWindow,
-    as_arrays,
-    predict_windows,
-)
+from sader.geo.xarray.cluster import same
+from sader.geo.xarray.cube import Cube, cube_scene, cube_window, mask_data, open_cube, result_arrays
+from sader.inference.scene import Pending, RawTile, ScenePlan, as_arrays, predict_windows
 from sader.inference.scene_match import SceneMatch, check_reference, decimation, find_reference, intra_op_threads
 from sader.inference.tiling import Window, common
-from sader.inference.values import FILLED, HIGHEST, LOWEST, MOST_SOURCES, NODATA, OBSERVED, RECONSTRUCTED, UNKNOWN
+from sader.inference.values import HIGHEST, LOWEST, MOST_SOURCES, NODATA, OBSERVED, RECONSTRUCTED, UNKNOWN
 
 if TYPE_CHECKING:
     import xarray as xr
 
     from sader.inference.remover import CloudRemover, Removal, RemoverOptions
 
+PLANES = ("clear_count", "provenance", "source_date")
 Reference = int | str | np.datetime64 | None
-PROVENANCE_TEXT = f"{NODATA} no data, {OBSERVED} observed (reference date), {RECONSTRUCTED} reconstructed"
-
-PLANES = {
-    "clear_count": f"dates that show the ground clearly, {UNKNOWN} where none has data",
-    "provenance": PROVENANCE_TEXT,
-    "source_date": f"date that contributes most, from 1; {FILLED} none (filled), {NODATA} no data",
-}
-"""Layer of one plane -> its meaning."""
 
 
 def remove_xarray(
@@ -68,22 +54,41 @@ def remove_xarray(
     reference: "auto" (the clearest date), an index, a date such as "2022-05-13", or None for a new image.
     cloud_mask: (time, y, x), True = cloud or shadow; None: the model estimates it.
     options: tile, overlap, min_count, max_uncertainty, haze, seed, samples, steps and others of `SceneOptions`; for
-        lazy arrays also chunks (see `sader.geo.xarray.lazy.clear`).
+        lazy arrays also chunks and scene_match (see `clear_dataset`).
 
     >>> cube = xarray.open_dataarray("cube.nc", chunks={})                                      # doctest: +SKIP
     >>> remover = sader.CloudRemover.from_pretrained("sader-s2-rgbn")                           # doctest: +SKIP
     >>> sader.remove_xarray(remover, cube, reference="2022-05-13").to_zarr("clear.zarr")        # doctest: +SKIP
     """
     cube = open_cube(array, remover)
-    if isinstance(reference, str) and reference.lower() == "each":
-        return _each(remover, cube, cloud_mask, layers, options)
+    if not isinstance(reference, str) or reference.lower() != "each":
+        return _clear(remover, cube, reference, cloud_mask, layers, options)
+    import xarray
+
+    # Lazy arrays share the tasks that read them.
+    dates: list[Any] = [_clear(remover, cube, date, cloud_mask, layers, options) for date in range(cube.shape[0])]
+    time = cube.layout.dims[0]
+    joined: xr.DataArray | xr.Dataset
+    joined = xarray.concat(dates, dim=cube.layout[time] if time in cube.layout.coords else time)
+    return joined
+
+
+def _clear(
+    remover: CloudRemover,
+    cube: Cube,
+    reference: Reference,
+    cloud_mask: xr.DataArray | None,
+    layers: bool,
+    options: dict[str, Any],
+) -> xr.DataArray | xr.Dataset:
+    """Return the result of one reference date; arguments as in `remove_xarray`."""
+    import xarray
+
     if cube.lazy:
-        with warnings.catch_warnings():  # given once, by `open_cube`
-            warnings.simplefilter("ignore")
-            found = clear_dataset(array, remover, reference=reference, cloud_mask=cloud_mask, extras=layers, **options)
-            return found if layers else found["clear"]
-    own = {name for name in SceneOptions.__dataclass_fields__ if name not in ("seed", "samples", "steps")}
-    remover = scene_remover(remover, SceneOptions(**{name: options.pop(name) for name in own & options.keys()}))
+        found = clear_dataset(cube, remover, reference=reference, cloud_mask=cloud_mask, extras=layers, **options)
+        return found if layers else found["clear"]
+    own = set(SceneOptions.__dataclass_fields__) - {"seed", "samples", "steps"}
+    remover = scene_remover(remover, SceneOptions(**{key: value for key, value in options.items() if key in own}))
     mask = mask_data(cloud_mask, cube)
     masks = None if mask is None else np.asarray(mask)
     scene = cube_scene(cube, cube.data, masks)
@@ -97,83 +102,42 @@ def remove_xarray(
         days=cube.days,
         valid=scene.valid,
         bands=cube.bands,
-        **options,
+        **{key: value for key, value in options.items() if key not in own},
     )
-    image = result_array(cube, made.clear, name="clear", long_name="reflectance", units="1")
-    return _with_layers(cube, image, made, scene.valid, remover.options.cloud_threshold) if layers else image
+    if not layers:
+        return result_arrays(cube, {"clear": made.clear})["clear"]
+    return xarray.Dataset(result_arrays(cube, _layers(made, scene.valid, remover.options.cloud_threshold)))
 
 
-def _with_layers(
-    cube: Cube, image: xr.DataArray, made: Removal, valid: NDArray[np.bool_], threshold: float
-) -> xr.Dataset:
-    """Return the image and its layers; variables as in `clear_dataset`."""
-    import xarray
-
-    found = {"clear": image}
+def _layers(made: Removal, valid: NDArray[np.bool_], threshold: float) -> dict[str, NDArray[Any]]:
+    """Return a result in memory as the layers of `clear_dataset`."""
+    found: dict[str, NDArray[Any]] = {"clear": made.clear}
     if made.spread is not None:
-        text = "expected standard deviation"
-        found["uncertainty"] = result_array(cube, made.spread, name="uncertainty", long_name=text, units="1")
+        found["uncertainty"] = made.spread
     shown = np.isfinite(made.clear).all(axis=0)
-    planes = {"provenance": np.where(made.kept, OBSERVED, np.where(shown, RECONSTRUCTED, NODATA))}
+    found["provenance"] = np.where(made.kept, OBSERVED, np.where(shown, RECONSTRUCTED, NODATA)).astype(np.uint8)
     if made.cloud is not None:
         count = (valid & (made.cloud < threshold)).sum(axis=0).clip(max=UNKNOWN - 1)
-        planes["clear_count"] = np.where(valid.any(axis=0), count, UNKNOWN)
+        found["clear_count"] = np.where(valid.any(axis=0), count, UNKNOWN).astype(np.uint8)
     if made.source_date is not None:
-        planes["source_date"] = made.source_date
-    for name, plane in planes.items():
-        found[name] = plane_array(cube, plane.astype(np.uint8), name)
-    return xarray.Dataset(found)
-
-
-def plane_array(cube: Cube, data: Any, name: str) -> xr.DataArray:
-    """Return a layer of one plane (H, W) with the meaning of its numbers."""
-    flags = source_flags(cube.names) if name == "source_date" else {}
-    return result_array(cube, data, name=name, band=False, long_name=PLANES[name], **flags)
-
-
-def _each(
-    remover: CloudRemover, cube: Cube, cloud_mask: xr.DataArray | None, layers: bool, options: dict[str, Any]
-) -> xr.DataArray | xr.Dataset:
-    """Return every date without clouds (time, band, y, x); lazy arrays share the tasks that read them."""
-    import xarray
-
-    with warnings.catch_warnings():  # given once, by `open_cube`
-        warnings.simplefilter("ignore")
-        dates: list[Any] = [
-            remove_xarray(remover, cube.layout, reference=date, cloud_mask=cloud_mask, layers=layers, **options)
-            for date in range(cube.shape[0])
-        ]
-    time = cube.layout.dims[0]
-    joined: xr.DataArray | xr.Dataset = xarray.concat(
-        dates, dim=cube.layout[time] if time in cube.layout.coords else time
-    )
-    return joined
-
-
-def clear(array: xr.DataArray | xr.Dataset, remover: CloudRemover, **options: Any) -> xr.DataArray:
-    """Return the clear image (band, y, x) as a lazy, chunked array; arguments as in `clear_dataset`.
-
-    >>> import sader.geo.xarray.lazy                                                             # doctest: +SKIP
-    >>> lazy = sader.geo.xarray.lazy.clear(xarray.open_zarr("cube.zarr").reflectance, remover)   # doctest: +SKIP
-    >>> lazy.to_zarr("clear.zarr")                                                               # doctest: +SKIP
-    """
-    return clear_dataset(array, remover, extras=False, **options)["clear"]
+        found["source_date"] = made.source_date.astype(np.uint8)
+    return found
 
 
 def clear_dataset(
-    array: xr.DataArray | xr.Dataset,
+    array: xr.DataArray | xr.Dataset | Cube,
     remover: CloudRemover,
     *,
     reference: Reference = "auto",
     cloud_mask: xr.DataArray | None = None,
     chunks: int | None = None,
-    scene_match: bool | SceneMatch = True,
+    scene_match: bool = True,
     extras: bool = True,
     **options: Any,
 ) -> xr.Dataset:
     """Return the lazy clear image and its layers; nothing is computed until it is needed.
 
-    array: (time, band, y, x) in any order and any chunking, dask or NumPy; see `cube.open_cube`.
+    array: (time, band, y, x) in any order and any chunking, dask or NumPy, opened (`cube.open_cube`) or not.
     remover: its weights go to each worker once. On a CPU tiles run in parallel on the threads of a worker; on a GPU one
         after the other.
     reference: the date to clean: "auto" (the clearest, found on the overview when the result is computed), an index, a
@@ -181,7 +145,7 @@ def clear_dataset(
     cloud_mask: (time, y, x), True = cloud or shadow; None: the model estimates it.
     chunks: edge of the chunks of the result; None = tile - overlap.
     scene_match: match the dates of the whole scene, as `CloudRemover.predict` does; even a corner of the result then
-        needs the overview. False: each tile by itself. A fitted `SceneMatch` is used as it is.
+        needs the overview. False: each tile by itself.
     extras: False leaves only `clear`; tiles are then smaller while they wait for their neighbours.
     options: tile, overlap, seed, samples, steps, min_count, max_uncertainty and others of `SceneOptions`.
 
@@ -197,7 +161,7 @@ def clear_dataset(
     require("dask.array", extra="cluster", purpose="lazy arrays")
     asked = SceneOptions(**options)
     remover = scene_remover(remover, asked)
-    cube = open_cube(array, remover)
+    cube = array if isinstance(array, Cube) else open_cube(array, remover)
     remover.check_numbers(asked.steps, 1 if asked.samples is None else asked.samples, asked.seed)
     plan = cube_plan(cube, remover, asked, extras=extras)
     mask = mask_data(cloud_mask, cube)
@@ -205,9 +169,15 @@ def clear_dataset(
         scene_match = False
     if str(reference).lower() != "auto":
         date = find_reference(reference, cube.names, [None] * cube.shape[0], None)
-        plan = _referred(plan, date, scene_match if isinstance(scene_match, SceneMatch) else None)
-    regions = _graph(cube, plan, remover, mask, _edge(chunks, plan), reference, scene_match, extras)
-    return xarray.Dataset(_variables(cube, regions, plan, extras))
+        plan = _referred(plan, date, None)
+    regions = _graph(cube, plan, remover, mask, _edge(chunks, plan), reference, scene_match)
+    layers = {"clear": _joined(regions, "clear", plan, np.float32)}
+    if plan.spread:
+        layers["uncertainty"] = _joined(regions, "uncertainty", plan, np.float32)
+    for name in PLANES if extras else ():
+        if name != "source_date" or plan.sources:
+            layers[name] = _joined(regions, name, plan, np.uint8)
+    return xarray.Dataset(result_arrays(cube, layers))
 
 
 def cube_plan(cube: Cube, remover: CloudRemover, options: SceneOptions, *, extras: bool) -> ScenePlan:
@@ -246,20 +216,6 @@ def _edge(chunks: int | None, plan: ScenePlan) -> int:
     return chunks
 
 
-def _variables(cube: Cube, regions: Regions, plan: ScenePlan, extras: bool) -> dict[str, xr.DataArray]:
-    floats = (len(plan.bands), *plan.shape)
-    joined = _joined(regions, "clear", floats, np.float32)
-    found = {"clear": result_array(cube, joined, name="clear", long_name="reflectance", units="1")}
-    if plan.spread:
-        joined = _joined(regions, "uncertainty", floats, np.float32)
-        text = "expected standard deviation"
-        found["uncertainty"] = result_array(cube, joined, name="uncertainty", long_name=text, units="1")
-    for name in PLANES if extras else ():
-        if name != "source_date" or plan.sources:
-            found[name] = plane_array(cube, _joined(regions, name, plan.shape, np.uint8), name)
-    return found
-
-
 # ------------------------------------------------------------------------------------------------ tasks
 
 
@@ -268,7 +224,7 @@ def find_plan(
     cube: Cube,
     plan: ScenePlan,
     reference: Reference,
-    match: bool | SceneMatch,
+    match: bool,
     numbers: NDArray[Any],
     masks: NDArray[Any] | None,
 ) -> ScenePlan:
@@ -277,10 +233,7 @@ def find_plan(
         overview = cube_scene(cube, numbers, masks).as_overview(remover)
         date = find_reference(reference, cube.names, [None] * len(cube.names), overview.clear_share)
         check_reference(reference, date, overview, cube.names)
-        fitted = match if isinstance(match, SceneMatch) else None
-        if match is True:
-            fitted = overview.match(remover, date, plan.shape)
-    return _referred(plan, date, fitted)
+        return _referred(plan, date, overview.match(remover, date, plan.shape) if match else None)
 
 
 def compute_tile(
@@ -292,9 +245,7 @@ def compute_tile(
     masks: NDArray[Any] | None,
 ) -> tuple[Any, ...] | None:
     """Return one raw tile as arrays, from its stored numbers (T, C, h, w) and masks (T, h, w); None without data."""
-    check_counts(numbers, cube.coding)
-    given = [None] * len(numbers) if masks is None else [one != 0 for one in masks]
-    read = SceneWindow(numbers=list(numbers), masks=given)
+    read = cube_window(cube, numbers, masks)
     with intra_op_threads(1):
         (tile,) = predict_windows(plan, remover, lambda windows: [read], [window])
     return None if tile is None else as_arrays(tile)
@@ -336,8 +287,7 @@ def _graph(
     mask: Any,
     edge: int,
     reference: Reference,
-    match: bool | SceneMatch,
-    extras: bool,
+    match: bool,
 ) -> Regions:
     import dask
     import dask.array as da
@@ -347,9 +297,9 @@ def _graph(
     masks = mask if mask is None or not isinstance(mask, np.ndarray) else da.from_array(mask, chunks=(-1, edge, edge))
     bare = replace(cube, data=None, layout=None)  # type: ignore[arg-type]  # tasks need the metadata alone
     token = tokenize(data.name, None if masks is None else masks.name, remover, plan, cube.coding, edge, match)
-    model = dask.delayed(_same)(remover, dask_key_name=f"sader-model-{remover.checksum[:32]}")
+    model = dask.delayed(same)(remover, dask_key_name=f"sader-model-{remover.checksum[:32]}")
     settled: Any = plan
-    if str(reference).lower() == "auto" or match is True:
+    if str(reference).lower() == "auto" or match:
         small = _decimated(data, masks, plan)
         settled = dask.delayed(find_plan)(
             model, bare, plan, reference, match, *small, dask_key_name=f"sader-overview-{token}"
@@ -382,11 +332,6 @@ def _graph(
     return rows
 
 
-def _same(remover: CloudRemover) -> CloudRemover:
-    """Return the remover: the task that every tile depends on."""
-    return remover
-
-
 def _piece(data: Any) -> Any:
     """Return a slice of a dask array as one delayed NumPy array.
 
@@ -409,16 +354,15 @@ def _decimated(data: Any, masks: Any, plan: ScenePlan) -> tuple[Any, Any]:
     return _piece(clone(data)[..., *every]), None if masks is None else _piece(clone(masks)[..., *every])
 
 
-def _joined(regions: Regions, name: str, shape: tuple[int, ...], dtype: type) -> Any:
-    """Return one variable of all chunks as a dask array."""
+def _joined(regions: Regions, name: str, plan: ScenePlan, dtype: type) -> Any:
+    """Return one variable of all chunks as a dask array; those of floats have bands."""
     import dask.array as da
 
+    bands = (len(plan.bands),) if dtype is np.float32 else ()
     return da.block(
         [
             [
-                da.from_delayed(
-                    made[name], (*shape[:-2], area.height, area.width), dtype=dtype, name=f"{made.key}-{name}"
-                )
+                da.from_delayed(made[name], (*bands, area.height, area.width), dtype=dtype, name=f"{made.key}-{name}")
                 for area, made in row
             ]
             for row in regions

@@ -14,7 +14,6 @@ import time
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -23,28 +22,33 @@ from numpy.typing import NDArray
 
 from sader.errors import ClusterError, DataError, OutputError, SaderError, ValueRangeError, require
 from sader.files import sync_folder
-from sader.geo.grid import Grid
+from sader.geo.grid import Grid, crs_of
 from sader.geo.read.raster import open_raster
-from sader.geo.scene.cog import IDENTITY, Layer, RowFile, writing
-from sader.geo.scene.options import CODES, MASKS, SPREAD, SceneOptions
-from sader.geo.scene.resume import CHUNKS, RowFiles, WorkFolder, job_digest, sampled_hash
-from sader.geo.scene.run import SceneReport, checked, job_facts, resumable, scene_report
+from sader.geo.scene.cog import IDENTITY, RowFile, writing
+from sader.geo.scene.options import SceneOptions, layers_of
+from sader.geo.scene.resume import CHUNKS, REPLACED, STORE, RowFiles, WorkFolder, job_digest, sampled_hash
+from sader.geo.scene.run import MakeExecutor, SceneReport, checked, job_facts, missing_rows, resumable, scene_report
 from sader.geo.stack import GeoStack
-from sader.geo.xarray.cluster import cluster_executor
-from sader.geo.xarray.cube import Cube, check_counts, cube_scene, mask_data, open_cube, result_array, source_flags
-from sader.geo.xarray.lazy import PLANES, cube_plan, plane_array
-from sader.inference.scene import ScenePlan, SceneWindow, local_executor, run_rows
+from sader.geo.xarray.cube import (
+    MEANINGS,
+    Cube,
+    cube_scene,
+    cube_window,
+    mask_data,
+    open_cube,
+    result_arrays,
+    source_flags,
+)
+from sader.geo.xarray.lazy import cube_plan
+from sader.inference.scene import ScenePlan, SceneWindow
 from sader.inference.scene_match import Overview, check_reference, decimation, find_reference
-from sader.inference.tiling import Notice, Progress, Window
+from sader.inference.tiling import Notes, Notice, Progress, Window
 from sader.inference.values import REFLECTANCE, ValueCoding, decode_array, fill_value
 
 if TYPE_CHECKING:
     import xarray as xr
 
     from sader.inference.remover import CloudRemover
-
-MARKER = ".sader-work"
-"""File that marks an unfinished store as ours."""
 
 
 @dataclass(frozen=True)
@@ -59,24 +63,9 @@ class CubeScene:
     def shape(self) -> tuple[int, int]:
         return self.cube.shape[2:]
 
-    @property
-    def bands(self) -> tuple[str, ...]:
-        return self.cube.bands
-
-    @property
-    def codings(self) -> tuple[tuple[ValueCoding, ...], ...]:
-        return ((self.cube.coding,) * len(self.cube.bands),) * self.cube.shape[0]
-
-    @property
-    def days(self) -> tuple[float, ...] | None:
-        return self.cube.days
-
     def read(self, window: Window) -> SceneWindow:
         """Return all dates of a window as they are stored."""
-        numbers, masks = self.part(window.slices)
-        check_counts(numbers, self.cube.coding)
-        given = [None] * len(numbers) if masks is None else [one != 0 for one in masks]
-        return SceneWindow(numbers=list(numbers), masks=given)
+        return cube_window(self.cube, *self.part(window.slices))
 
     def part(self, place: tuple[slice, slice]) -> tuple[NDArray[Any], NDArray[Any] | None]:
         """Return stored numbers (T, C, h, w) and masks (T, h, w)."""
@@ -95,7 +84,7 @@ def clear_zarr(
     *,
     variable: str | None = None,
     mask: str | None = None,
-    address: str | None = None,
+    executor: MakeExecutor | None = None,
     progress: Progress | None = None,
     notice: Notice | None = None,
 ) -> SceneReport:
@@ -104,15 +93,10 @@ def clear_zarr(
     options: as for files; uncertainty, count, provenance and source_date become variables (`clear_count` the count).
     variable: name of the (time, band, y, x) variable; None = the only one, or all (time, y, x) ones as bands.
     mask: name of a (time, y, x) variable, True = cloud or shadow.
-    address: of a dask scheduler (`cluster.connect`); None = threads of this process.
+    executor: computes the tiles (`cluster.cluster_executor`); None = threads of this process.
     progress: called with (tiles done, tiles in all); notice: called with messages for the user.
     """
-    started, messages = time.perf_counter(), list[str]()
-
-    def notify(text: str) -> None:
-        messages.append(text)
-        (notice or (lambda text: warnings.warn(text, stacklevel=3)))(text)
-
+    started, notify = time.perf_counter(), Notes(notice or (lambda text: warnings.warn(text, stacklevel=4)))
     options = options or SceneOptions()
     target = check_zarr_output(out, overwrite=options.overwrite)
     remover, options = checked(remover, options)
@@ -123,7 +107,7 @@ def clear_zarr(
     for one in caught:
         notify(str(one.message))
     source = CubeScene(cube, mask_data(masks, cube))
-    layers = _layers(cube, options)
+    layers = layers_of(cube.bands, cube.coding, replace(options, save_masks=False))
     job = job_facts(remover, options, layers)
     job |= {"inputs": describe_store(path), "variable": variable, "mask": mask, "bands": cube.bands, "days": cube.days}
     _check_target(target, job_digest(job), overwrite=options.overwrite)
@@ -132,7 +116,7 @@ def clear_zarr(
         if done is not None:
             notify(f"{target} exists already, from the same command and inputs.")
             work.remove()
-            return replace(done, notices=tuple(messages))
+            return replace(done, notices=notify.texts)
         if work.note:
             notify(work.note)
         try:
@@ -140,43 +124,18 @@ def clear_zarr(
             grid = Grid("", IDENTITY, plan.shape[1], plan.shape[0])
             own = () if plan.reference is None else plan.codings[plan.reference]
             rows = RowFiles(work, layers, grid, plan, remover.options.cloud_threshold, own, overviews=False)
-            _compute(rows, source, remover, options, address, progress)
+            with missing_rows(rows, source, remover, options, executor) as compute:
+                compute(progress=progress)
         except SaderError as error:
             if work.fresh or not isinstance(error, OutputError | ClusterError):
                 work.remove()
             raise
         report = scene_report(work, plan, overview, remover, options, names=cube.names)
         with writing(target):
-            publish_store(_write_store(rows, cube, target, report), target)
+            store = _write_store(rows, cube, report)
+            publish_store(store, target)
         work.remove()
-    return replace(report, seconds=time.perf_counter() - started, notices=tuple(messages))
-
-
-def _compute(
-    rows: RowFiles,
-    source: CubeScene,
-    remover: CloudRemover,
-    options: SceneOptions,
-    address: str | None,
-    progress: Progress | None,
-) -> None:
-    """Compute all rows that are missing in the work folder."""
-    plan, work = rows.plan, rows.work
-    rows.prepare()
-    if work.state.strips == len(plan.starts):
-        return
-    make = partial(local_executor, threads=options.threads) if address is None else partial(cluster_executor, address)
-    with make(plan, remover, source) as executor:
-        run_rows(
-            plan,
-            executor,
-            rows,
-            options=remover.options,
-            device=remover.device if address is None else "cpu",
-            first=work.state.strips,
-            unfinished=work.unfinished(),
-            progress=progress,
-        )
+    return replace(report, seconds=time.perf_counter() - started, notices=notify.texts)
 
 
 def _planned(
@@ -228,49 +187,23 @@ VARIABLES = {
     "source_date": "source_date",
 }  # fmt: skip
 """Layer -> variable of the store."""
-TEXTS = {"clear": "reflectance", "uncertainty": "expected standard deviation", **PLANES}
-"""Variable -> its meaning."""
 
 
-def _layers(cube: Cube, options: SceneOptions) -> list[Layer]:
-    """Return the variables to write."""
-    layers = [Layer("result", cube.bands, cube.coding)]
-    if options.uncertainty:
-        layers.append(Layer("uncertainty", cube.bands, SPREAD))
-    if options.count:
-        layers.append(Layer("count", ("count",), MASKS))
-    if options.provenance:
-        layers.append(Layer("provenance", ("provenance",), CODES))
-    if options.source_date:
-        layers.append(Layer("source_date", ("source_date",), CODES))
-    return layers
-
-
-def _write_store(rows: RowFiles, cube: Cube, target: Path, report: SceneReport) -> Path:
-    """Write the rows of all layers as an unfinished store beside the output and return its folder."""
+def _write_store(rows: RowFiles, cube: Cube, report: SceneReport) -> Path:
+    """Write the rows of all layers as a store in the work folder and return its folder."""
     import dask.array as da
     import xarray
-    import zarr
 
-    part, plan = new_store(target), rows.plan
+    part, plan = new_store(rows.work.path), rows.plan
     edge = max(plan.shape) if len(plan.windows) == 1 else plan.tile - plan.overlap
-    variables = {}
-    for file in rows.files:
-        layer = file.layer
-        band = layer.name in ("result", "uncertainty")
-        shape = (len(layer.bands), *plan.shape) if band else plan.shape
-        empty = da.zeros(shape, dtype=layer.coding.dtype, chunks=(-1, edge, edge) if band else edge)
-        name = VARIABLES[layer.name]
-        if band:
-            variables[name] = result_array(cube, empty, name=name, long_name=TEXTS[name], units="1")
-        else:
-            variables[name] = plane_array(cube, empty, name)
+    empty = {}
+    for layer in (file.layer for file in rows.files):
+        bands = (len(layer.bands),) if layer.name in ("result", "uncertainty") else ()
+        chunks = (*bands, edge, edge)
+        empty[VARIABLES[layer.name]] = da.zeros((*bands, *plan.shape), dtype=layer.coding.dtype, chunks=chunks)
+    variables = result_arrays(cube, empty)
     variables["clear"].attrs.update(coding_attributes(cube.coding))
-    with warnings.catch_warnings():
-        # Text as band names, and the marker.
-        warnings.filterwarnings("ignore", message=".*(Zarr (V3|format 3)|is not recognized as a component)")
-        xarray.Dataset(variables).to_zarr(part, mode="a", consolidated=False, compute=False)
-    store: Any = zarr.open_group(str(part), mode="r+")
+    store = create_store(part, xarray.Dataset(variables))
     for file in rows.files:
         _copy_rows(file, store[VARIABLES[file.layer.name]], edge)
     store.attrs.update({"sader_job": rows.work.digest, "sader_report": report.as_dict()})
@@ -278,13 +211,22 @@ def _write_store(rows: RowFiles, cube: Cube, target: Path, report: SceneReport) 
     return part
 
 
-def new_store(target: Path) -> Path:
-    """Return the empty, marked folder of an unfinished store beside the output."""
-    part = target.with_name(f".{target.name}.part")
-    discard_store(part)
-    part.mkdir()
-    (part / MARKER).touch()
+def new_store(work: Path) -> Path:
+    """Return the path of an unfinished store in a work folder; one of an earlier run is deleted."""
+    part = work / STORE
+    if part.exists():
+        shutil.rmtree(part)
     return part
+
+
+def create_store(part: Path, dataset: xr.Dataset) -> Any:
+    """Create the variables of a dataset without their data and return the opened store."""
+    import zarr
+
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message=".*Zarr (V3|format 3)")  # text as band names
+        dataset.to_zarr(part, consolidated=False, compute=False)
+    return zarr.open_group(str(part), mode="r+")
 
 
 def coding_attributes(coding: ValueCoding) -> dict[str, Any]:
@@ -311,33 +253,14 @@ def _copy_rows(file: RowFile, variable: Any, edge: int) -> None:
 
 
 def publish_store(part: Path, target: Path) -> None:
-    """Give the finished store its name; an old one stays until the new one has it."""
-    old = target.with_name(f".{target.name}.old")
-    discard_store(old)
+    """Give the finished store its name; an old one stays in the work folder until the new one has it."""
+    old = part.with_name(REPLACED)
+    if old.exists():
+        shutil.rmtree(old)
     if target.exists():
-        (target / MARKER).touch()
         target.rename(old)
     part.rename(target)
     sync_folder(target.parent)
-    (target / MARKER).unlink()
-    discard_store(old)
-
-
-def discard_store(folder: Path) -> None:
-    """Delete an unfinished store, its marker last; refuse a link, and a folder that is not ours."""
-    if not folder.is_symlink() and not folder.exists():
-        return
-    if folder.is_symlink() or not folder.is_dir() or (any(folder.iterdir()) and not (folder / MARKER).is_file()):
-        raise OutputError(
-            f"{folder} is no unfinished store of sader; it is left as it is. Move it away, or choose another name."
-        )
-    for entry in [entry for entry in folder.iterdir() if entry.name != MARKER]:
-        if entry.is_dir() and not entry.is_symlink():
-            shutil.rmtree(entry)
-        else:
-            entry.unlink()
-    (folder / MARKER).unlink(missing_ok=True)
-    folder.rmdir()
 
 
 def store_attributes(target: Path) -> dict[str, Any]:
@@ -357,9 +280,6 @@ def _check_target(target: Path, digest: str, *, overwrite: bool) -> SceneReport 
     found = store_attributes(target)
     if found.get("sader_job") != digest:
         raise OutputError(f"{target} exists. Use --overwrite to replace it, or choose another name.")
-    (target / MARKER).unlink(missing_ok=True)
-    for name in (f".{target.name}.old", f".{target.name}.part"):  # what a killed run could not remove
-        discard_store(target.with_name(name))
     return SceneReport.from_dict(found["sader_report"])
 
 
@@ -386,9 +306,7 @@ def check_zarr_output(out: str | Path, *, overwrite: bool) -> Path:
     """Return the output's path; refuse now what cannot be written later."""
     target = Path(out)
     if "://" in str(out):
-        raise OutputError(
-            f"{out} is not a local folder. To write elsewhere: sader.geo.xarray.lazy.clear(...).to_zarr(url)."
-        )
+        raise OutputError(f"{out} is no local folder. To write elsewhere: sader.remove_xarray(...).to_zarr(url).")
     if target.suffix.lower() != ".zarr":
         raise OutputError(f"the output is {target}; expected a name that ends in .zarr, as the input is a Zarr store.")
     if target.exists() and not any((target / name).exists() for name in ("zarr.json", ".zgroup", ".zmetadata")):
@@ -435,20 +353,18 @@ Done = Sequence[tuple[int, SceneReport]]
 """(index of the date, report) of each result."""
 
 
-def write_dates(target: Path, stack: GeoStack, done: Done, *, jobs: Sequence[str]) -> None:
-    """Write the results of a series as one store, which gets its name when it is complete.
+def write_dates(target: Path, stack: GeoStack, done: Done, *, work: Path, jobs: Sequence[str]) -> None:
+    """Write the results of a series as one store in the folder `work`; it gets its name when it is complete.
 
     Numbers are stored as in the files where all dates are coded alike, else as float32 reflectance. jobs: checksums by
     which `find_dates` recognises the store.
     """
-    import zarr
-
     codings = {stack.sources[date].coding for date, _ in done}
     coding = codings.pop() if len(codings) == 1 else REFLECTANCE
     with writing(target):
-        part = new_store(target)
-        layers = _create(part, stack, done, coding)
-        store: Any = zarr.open_group(str(part), mode="r+")
+        part = new_store(work)
+        layers, empty = _empty(stack, done, coding)
+        store = create_store(part, empty)
         for number, (date, scene) in enumerate(done):
             for layer in layers:
                 own = stack.sources[date].coding if layer == "result" else None
@@ -482,8 +398,8 @@ def _copy(path: str, variable: Any, number: int, own: ValueCoding | None, coding
             variable[number, ..., top:end, :] = numbers if variable.ndim == 4 else numbers[0]
 
 
-def _create(part: Path, stack: GeoStack, done: Done, coding: ValueCoding) -> list[str]:
-    """Create the variables and coordinates, without data; return the layers."""
+def _empty(stack: GeoStack, done: Done, coding: ValueCoding) -> tuple[list[str], xr.Dataset]:
+    """Return the layers, and their variables and coordinates without data."""
     import dask.array as da
     import xarray
 
@@ -498,7 +414,7 @@ def _create(part: Path, stack: GeoStack, done: Done, coding: ValueCoding) -> lis
         chunks = (1, *((-1,) if band else ()), EDGE, EDGE)
         empty = da.zeros(shape, dtype=types.get(layer, "uint8"), chunks=chunks)
         attrs = {
-            "long_name": TEXTS[VARIABLES[layer]],
+            "long_name": MEANINGS[VARIABLES[layer]],
             "grid_mapping": "spatial_ref",
             **({"units": "1"} if band else {}),
         }
@@ -506,11 +422,7 @@ def _create(part: Path, stack: GeoStack, done: Done, coding: ValueCoding) -> lis
             attrs |= source_flags([one.name for one in stack.sources])
         variables[VARIABLES[layer]] = xarray.Variable(dims, empty, attrs)
     variables["clear"].attrs.update(coding_attributes(coding))
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message=".*Zarr (V3|format 3)")  # text as band names
-        dataset = xarray.Dataset(variables, _coordinates(stack, done))
-        dataset.to_zarr(part, mode="a", consolidated=False, compute=False)
-    return layers
+    return layers, xarray.Dataset(variables, _coordinates(stack, done))
 
 
 def _coordinates(stack: GeoStack, done: Done) -> dict[str, Any]:
@@ -521,8 +433,7 @@ def _coordinates(stack: GeoStack, done: Done) -> dict[str, Any]:
     times = [np.datetime64(one.date.replace(tzinfo=None), "ns") for one in sources if one.date is not None]
     place = {"GeoTransform": f"{c} {a} {b} {f} {d} {e}"}
     if grid.crs:
-        crs = require("rasterio.crs", extra="geo", purpose="naming reference systems").CRS.from_user_input(grid.crs)
-        place["crs_wkt"] = crs.to_wkt()
+        place["crs_wkt"] = crs_of(grid.crs).to_wkt()
     found: dict[str, Any] = {
         "time": times if len(times) == len(done) else [one.name for one in sources],
         "band": list(stack.bands),
