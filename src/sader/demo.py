@@ -31,6 +31,7 @@ from sader.method.metrics import evaluate
 from sader.models import PRESETS, ModelConfig
 
 FALLBACK_PRESET = "small"
+UNTRAINED = "Untrained network: the picture shows that the program runs, not how good the method is."
 # The scene fits into one tile, so that no overlap is computed twice.
 OPTIONS = RemoverOptions(tile=512)
 
@@ -157,7 +158,7 @@ def run_demo(
     tags = {"SADER_MODEL": name, "SADER_SEED": str(seed), "TIFFTAG_IMAGEDESCRIPTION": SOURCE_NOTE}
     files, skipped = _write_map(folder / "clear.tif", result, scene, tags)
     classical = (f"best classical, no masks: {best}", images[best, "none"])
-    files.append(_draw(folder / "before_after.png", result, scene, classical, title=name, trained=trained))
+    files.append(_draw(folder / "before_after.png", result, scene, classical, name, trained))
     return DemoReport(
         model=name,
         trained=trained,
@@ -194,15 +195,8 @@ def _write_map(
 
 
 def _draw(
-    path: Path,
-    result: np.ndarray,
-    scene: SyntheticSeries,
-    classical: tuple[str, np.ndarray],
-    *,
-    title: str,
-    trained: bool,
+    path: Path, result: np.ndarray, scene: SyntheticSeries, classical: tuple[str, np.ndarray], title: str, trained: bool
 ) -> Path:
-    untrained = "Untrained network: the picture shows that the program runs, not how good the method is."
     figure = before_after(
         scene.cloudy,
         result,
@@ -213,7 +207,7 @@ def _draw(
         days=scene.days.tolist(),
         baselines=[classical],
         title=f"sader demo: {title}",
-        note=None if trained else untrained,
+        note=None if trained else UNTRAINED,
     )
     return save_png(figure, path)
 

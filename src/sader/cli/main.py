@@ -21,8 +21,6 @@ from sader.cli.options import AsJson, Model, Seed, Steps
 from sader.errors import SaderError, printable
 
 if TYPE_CHECKING:
-    from rich.console import Console
-
     from sader.demo import DemoReport
     from sader.evaluation.costs import ModelDescription, ModelEntry
 
@@ -84,36 +82,22 @@ def demo(
     as_json: AsJson = False,
 ) -> None:
     """Remove the clouds of a real place with known truth and score the result."""
-    from rich.console import Console
-    from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn
-
-    console = Console(stderr=as_json)
-    columns = (TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TimeElapsedColumn())
-    live = Console(stderr=True)
-    with Progress(*columns, console=live, transient=True, disable=not live.is_terminal) as bar:
-        task = bar.add_task("loading", total=None)
-        # Importing torch takes seconds: the bar is already on the screen.
+    with remove.watched(resumes=False) as callbacks:
         from sader.demo import run_demo
 
-        bar.update(task, description="removing clouds")
-
-        def progress(done: int, total: int) -> None:
-            bar.update(task, description="removing clouds", completed=done, total=total)
-
-        def notice(text: str) -> None:
-            live.print(text, style="yellow", highlight=False)
-
-        report = run_demo(out, model=model, steps=steps, seed=seed, progress=progress, notice=notice)
+        report = run_demo(out, model=model, steps=steps, seed=seed, **callbacks)
     if as_json:
         print(json.dumps(report.as_dict(), indent=2))
     else:
-        _print_demo(report, console)
+        _print_demo(report)
 
 
-def _print_demo(report: DemoReport, console: Console) -> None:
+def _print_demo(report: DemoReport) -> None:
     from rich import box
+    from rich.console import Console
     from rich.table import Table
 
+    console = Console()
     steps = report.steps.removesuffix("+0")
     title = f"{report.model}, {steps} step{'' if steps == '1' else 's'}, {report.seconds:.1f} s"
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)

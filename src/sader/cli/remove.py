@@ -5,7 +5,7 @@ import os
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -54,7 +54,7 @@ def remove(
     own = {"out": out, "reference": reference, "preview": preview, "report": report, "item": item}
     if given["scenes"] is not None:
         return _run_many({**given, **own}, as_json)
-    with _watched(given) as callbacks:
+    with _watched_scenes(given) as callbacks:
         from sader.geo.remove import run_remove
 
         done = run_remove(_request({**given, **own}), **callbacks)
@@ -83,7 +83,7 @@ def series(
         if animation is not None or point:
             raise typer.BadParameter("--animation and --point belong to one scene; they cannot be used with --scenes.")
         return _run_many({**given, "out": out}, as_json, series=True, nearest=nearest)
-    with _watched(given) as callbacks:
+    with _watched_scenes(given) as callbacks:
         from sader.geo.series import run_series
 
         gif = None if animation is None else str(animation)
@@ -107,7 +107,7 @@ def mask(
 ) -> None:
     """Classify every date: land, thick and thin cloud, shadow, water, snow, with probabilities."""
     own = {"out": out, "device": device, "tile": tile, "overlap": overlap}
-    with _watched(given, "classifying", resumes=False) as callbacks:
+    with _watched_scenes(given, "classifying", resumes=False) as callbacks:
         from sader.geo.classes import run_mask
 
         done = run_mask(_request({**given, **own}), **callbacks)
@@ -123,26 +123,29 @@ def _request(given: Mapping[str, Any]) -> Any:
 
 def _run_many(given: Mapping[str, Any], as_json: bool, **series: Any) -> None:
     """Run all scenes of --scenes and print the report; the status is 1 where some failed."""
-    with _watched(given, unit="scenes") as callbacks:
+    with _watched_scenes(given, unit="scenes") as callbacks:
         from sader.geo.batch.run import BatchSettings, run_batch
 
         settings = BatchSettings(**{name: given[name] for name in BATCH}, **series)
         done = run_batch(_request(given), settings, **callbacks)
-    _print(done, as_json, print_batch)
+    _print(done, as_json, lambda report: print(report.as_text()))
     if done.with_status("failed"):
         raise typer.Exit(1)
 
 
+def _watched_scenes(given: Mapping[str, Any], *names: str, **more: Any) -> AbstractContextManager[dict[str, Any]]:
+    """Return `watched` after checking that there is something to read."""
+    if not given["inputs"] and given["stac"] is None and given.get("scenes") is None:
+        raise typer.BadParameter("name at least one GeoTIFF, folder, .SAFE product or STAC item.")
+    return watched(*names, **more)
+
+
 @contextmanager
-def _watched(
-    given: Mapping[str, Any], work: str = "removing clouds", unit: str = "tiles", *, resumes: bool = True
-) -> Iterator[dict[str, Any]]:
+def watched(work: str = "removing clouds", unit: str = "tiles", *, resumes: bool = True) -> Iterator[dict[str, Any]]:
     """Yield the arguments `progress` and `notice` of a run; progress is a bar on a terminal, else lines."""
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-    if not given["inputs"] and given["stac"] is None and given.get("scenes") is None:
-        raise typer.BadParameter("name at least one GeoTIFF, folder, .SAFE product or STAC item.")
     live = Console(stderr=True)
     remaining = TimeRemainingColumn(elapsed_when_finished=True)
     rate = TextColumn("{task.fields[rate]}")
@@ -245,11 +248,6 @@ def print_series(report: Any) -> None:
         rebuilt = scene.pixels.get("reconstructed", 0) / total
         print(f"{printable(scene.reference)}: {rebuilt:.1%} reconstructed, {printable(scene.output)}")
     print(f"{len(report.scenes)} dates in {report.seconds:.1f} s")
-
-
-def print_batch(report: Any) -> None:
-    """Print the report of many scenes."""
-    print(report.as_text())
 
 
 def print_masks(report: Any) -> None:

@@ -288,12 +288,8 @@ class JobRunner:
         place = self.folder_of(job.id)
         try:
             place.mkdir(parents=True, exist_ok=True)
-            arguments = {
-                "inputs": job.request["inputs"],
-                "reading": job.request["reading"],
-                "options": job.request["options"],
-                "target": self.folder.relative(place),
-            }
+            arguments = {key: job.request[key] for key in ("inputs", "reading", "options")}
+            arguments["target"] = self.folder.relative(place)
             outcome, _ = self.worker.call("remove", arguments, on_event=lambda event: self._on_event(job.id, event))
             self._end(job.id, "successful", "done", outcome)
         except Exception as error:

@@ -86,14 +86,12 @@ def _terms(u: Floats, v: Floats, degree: int) -> Floats:
 
 def _pixels(grid: Grid, centre: tuple[float, float], half: tuple[float, float], u: Floats, v: Floats) -> Floats:
     """Return (n, 2) column and row of points of the rectangle."""
-    a, b, c, d, e, f = grid.transform
     x, y = transformed("EPSG:3857", grid.crs, _wrapped(centre[0] + half[0] * u, 2 * WORLD), centre[1] + half[1] * v)
     if grid.in_degrees:
         # Across the antimeridian the longitude nearest to the scene applies.
         here, _ = grid.place(grid.width / 2, grid.height / 2)
         x = here + _wrapped(x - here, 360.0)
-    x, y, scale = x - c, y - f, a * e - b * d
-    return np.stack([(e * x - b * y) / scale, (a * y - d * x) / scale], axis=-1)
+    return np.stack(grid.pixel(x, y), axis=-1)
 
 
 def _wrapped(value: Floats, period: float) -> Floats:

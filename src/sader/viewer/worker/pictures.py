@@ -15,9 +15,11 @@ from numpy.typing import NDArray
 from sader.errors import BandError
 from sader.figures.picture import heat_picture, ramp_colours
 from sader.geo.grid import Grid
+from sader.geo.read.raster import open_raster, read_bands, reading
 from sader.geo.stack import DateSource
 from sader.inference.scene_match import overview_factor
 from sader.inference.tiling import Window
+from sader.inference.values import ValueCoding
 from sader.viewer.problems import NotFoundError
 from sader.viewer.schema import Square
 
@@ -153,12 +155,7 @@ def mask_colours(mask: NDArray[np.bool_], wanted: Square, grid: Grid) -> NDArray
 
 def read_numbers(path: str, window: Window, grid: Grid, *, categories: bool) -> NDArray[Any]:
     """Return the stored values (C, h, w) of an output layer in a window of a reduced grid."""
-    from sader.errors import require
-    from sader.geo.read.raster import read_bands, reading
-    from sader.inference.values import ValueCoding
-
-    rasterio = require("rasterio", extra="geo", purpose="reading GeoTIFF")
-    with reading(path), rasterio.open(path) as dataset:
+    with reading(path), open_raster(path) as dataset:
         count, kind, nodata = dataset.count, dataset.dtypes[0], dataset.nodata
     coding = ValueCoding(kind, 1.0, 0.0, nodata, declared=False)
     return read_bands(path, range(1, count + 1), window, grid=grid, coding=coding, categories=categories)

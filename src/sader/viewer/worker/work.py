@@ -3,19 +3,30 @@
 from __future__ import annotations
 
 import math
-from collections import OrderedDict
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, replace
+from datetime import date, timedelta
+from functools import lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from sader.checkpoint import shipped
+from sader.demo import CRS, SOURCE_NOTE, TRANSFORM, demo_scene
 from sader.figures.picture import png
+from sader.geo import remove
+from sader.geo.align import build_stack
 from sader.geo.grid import Grid
+from sader.geo.read.geotiff import open_geotiff
+from sader.geo.read.raster import opened, write_geotiff
+from sader.geo.read.sources import open_sources
+from sader.geo.scene.options import SceneOptions
+from sader.geo.scene.source import read_overview
 from sader.geo.stack import DateSource, GeoStack
-from sader.inference.scene_match import overview_factor
+from sader.inference.remover import CloudRemover
+from sader.inference.scene_match import Overview, overview_factor
 from sader.inference.tiling import Window
 from sader.viewer.problems import NotFoundError, RequestError, TooLargeError, for_clients
 from sader.viewer.schema import Square
@@ -24,10 +35,6 @@ from sader.viewer.security.sandbox import inspect_inputs
 from sader.viewer.settings import Limits
 from sader.viewer.worker import pictures
 from sader.viewer.worker.mercator import mercator_fit, transformed
-
-if TYPE_CHECKING:
-    from sader.inference.remover import CloudRemover
-    from sader.inference.scene import Overview
 
 Send = Callable[[dict[str, Any]], None]
 OUTPUT = "clear.tif"
@@ -65,9 +72,10 @@ class SceneWork:
         self.operations: dict[str, Callable[..., Any]] = {
             one.__name__: one for one in (*reading, self.demo, self.remove)
         }
-        self._scenes: OrderedDict[str, OpenScene] = OrderedDict()
         self._last: tuple[OpenScene, GeoStack, Overview] | None = None
-        self._removers: OrderedDict[str | None, tuple[CloudRemover, str]] = OrderedDict()
+        self._scene = lru_cache(KEPT_SCENES)(self._read)
+        self._load = lru_cache(KEPT_MODELS)(lambda model: remove.load_remover(model, self.device))
+        """Returns a model and its name; models stay in memory between jobs."""
 
     # ---------------------------------------------------------------- reading
 
@@ -78,8 +86,6 @@ class SceneWork:
 
     def models(self) -> list[str]:
         """Return the names of the shipped weights."""
-        from sader.checkpoint import shipped
-
         return sorted(shipped())
 
     def describe(self, *, inputs: list[str], reading: dict[str, Any]) -> dict[str, Any]:
@@ -184,11 +190,6 @@ class SceneWork:
 
     def demo(self, *, target: str) -> list[str]:
         """Write the dates of the demo scene into a folder; return their names."""
-        from datetime import date, timedelta
-
-        from sader.demo import CRS, SOURCE_NOTE, TRANSFORM, demo_scene
-        from sader.geo.read.raster import write_geotiff
-
         place = self.folder.inside(self.folder.root / target)
         scene = demo_scene()
         names = []
@@ -203,16 +204,11 @@ class SceneWork:
         self, *, inputs: list[str], reading: dict[str, Any], target: str, options: dict[str, Any]
     ) -> dict[str, Any]:
         """Remove the clouds of a scene; return the report and the output files by name."""
-        from dataclasses import asdict
-
-        from sader.geo.remove import RemoveRequest, layer_name, run_remove
-        from sader.geo.scene.run import SceneOptions
-
         paths = self._paths(inputs)
         place = self.folder.inside(self.folder.root / target)
         self._stage("checking the files", 1)
         scene = self._open(inputs, reading)
-        request = RemoveRequest(
+        request = remove.RemoveRequest(
             inputs=tuple(str(path) for path in paths),
             out=str(place / OUTPUT),
             options=SceneOptions(overwrite=True, **{k: v for k, v in options.items() if k not in MORE_OPTIONS}),
@@ -226,11 +222,11 @@ class SceneWork:
         self._stage("loading the model", 3)
 
         def load(model: str | None, device: str | None) -> tuple[CloudRemover, str]:
-            loaded = self._load(model, device)
+            loaded = self._load(model)
             self._stage("removing clouds", 5)
             return loaded
 
-        report = run_remove(
+        report = remove.run_remove(
             request,
             load=load,
             progress=self._progress,
@@ -238,7 +234,7 @@ class SceneWork:
         )
         outputs = {"clear": OUTPUT}
         for file in report.files[1:]:
-            name = "item" if file.endswith(".json") else layer_name(file, report, request.preview)
+            name = "item" if file.endswith(".json") else remove.layer_name(file, report, request.preview)
             outputs[name] = Path(file).name
         shown = {key: value for key, value in asdict(report).items() if key not in ("output", "files")}
         days = sorted({source.date.date().isoformat() for source in scene.sources if source.date is not None})
@@ -258,62 +254,48 @@ class SceneWork:
 
     # ---------------------------------------------------------------- parts
 
-    def _paths(self, inputs: list[str]) -> list[Path]:
+    def _paths(self, inputs: Sequence[str]) -> list[Path]:
         return [self.folder.inside(self.folder.root / name, shown=Path(name).name) for name in inputs]
 
     def _open(self, inputs: list[str], reading: dict[str, Any]) -> OpenScene:
-        from sader.geo.read.sources import open_sources
-
-        paths = self._paths(inputs)
         try:
-            times = [path.stat().st_mtime_ns for path in paths]
+            times = [path.stat().st_mtime_ns for path in self._paths(inputs)]
         except OSError as error:
             raise NotFoundError(f"a file of the scene was deleted: {Path(str(error.filename)).name}.") from error
-        key = repr((inputs, sorted(reading.items()), times))
-        if key in self._scenes:
-            self._scenes.move_to_end(key)
-            return self._scenes[key]
+        return self._scene(tuple(inputs), tuple(sorted(reading.items())), tuple(times))
+
+    def _read(self, inputs: tuple[str, ...], reading: tuple[tuple[str, Any], ...], times: tuple[int, ...]) -> OpenScene:
+        """Read the headers of a scene. times: those of its files, because a file that has changed is read again."""
+        paths = self._paths(inputs)
         inspect_inputs(paths, self.folder, self.limits, self.allow_remote)
         notices: list[str] = []
-        sources = open_sources(paths, notice=notices.append, **reading)
+        sources = open_sources(paths, notice=notices.append, **dict(reading))
         if len(sources) > self.limits.files:
             raise TooLargeError(f"the scene has {len(sources)} dates; this server accepts at most {self.limits.files}.")
         common = tuple(band for band in sources[0].bands if all(band in source.bands for source in sources))
-        scene = OpenScene(sources, notices, sources[0].grid, common, {})
-        self._check_size(scene)
-        self._scenes[key] = scene
-        while len(self._scenes) > KEPT_SCENES:
-            self._scenes.popitem(last=False)
-        return scene
-
-    def _check_size(self, scene: OpenScene) -> None:
-        pixels = scene.grid.width * scene.grid.height
-        if pixels > self.limits.pixels:
+        grid = sources[0].grid
+        if grid.width * grid.height > self.limits.pixels:
             raise TooLargeError(
-                f"the result would have {scene.grid.width} x {scene.grid.height} pixels; this server accepts at most "
+                f"the result would have {grid.width} x {grid.height} pixels; this server accepts at most "
                 f"{self.limits.pixels}. Crop the scene, or raise the server's limit (max-pixels)."
             )
+        return OpenScene(sources, notices, grid, common, {})
 
     def _overview(self, scene: OpenScene) -> tuple[GeoStack, Overview]:
         """Return the stack of a scene and its overview; those of the last scene are kept."""
-        from sader.geo.align import build_stack
-        from sader.geo.scene.source import read_overview
-
         if self._last is None or self._last[0] is not scene:
-            remover, _ = self._load(self.model, self.device)
+            remover, _ = self._load(self.model)
             stack = build_stack(scene.sources, remover.config.network)
             self._last = scene, stack, read_overview(stack, remover)
         return self._last[1:]
 
     def _mask(self, scene: OpenScene, source: DateSource, wanted: Square) -> NDArray[np.bool_]:
         """Return the mask (h, w) of a date in the overview, with the mask settings of a request."""
-        from sader.inference.scene import Overview
-
         key = wanted.threshold, wanted.growth, wanted.haze
         if scene.masks is None or scene.masks[0] != key:
             stack, seen = self._overview(scene)
             growth = round(wanted.growth / overview_factor(*stack.grid.shape))
-            loaded, _ = self._load(self.model, self.device)
+            loaded, _ = self._load(self.model)
             remover = loaded.with_options(cloud_threshold=wanted.threshold, mask_growth=growth, haze=wanted.haze)
             if remover is not loaded:  # masks of files stay as they are
                 first = Window(0, 0, 1, 1)
@@ -341,11 +323,6 @@ class SceneWork:
 
     def _result(self, job: str | None, scene: OpenScene) -> DateSource:
         """Return the result as a source with the value coding of the cleaned date."""
-        from dataclasses import replace
-
-        from sader.geo.read.geotiff import open_geotiff
-        from sader.geo.read.raster import opened
-
         path = str(self._job_file(job, OUTPUT))
         source, _ = open_geotiff(path)
         cleaned = opened(path).tags().get("SADER_REFERENCE", "none")
@@ -362,17 +339,6 @@ class SceneWork:
                 raise NotFoundError(f"the job has no {name}.")
             return None
         return self.folder.inside(path)
-
-    def _load(self, model: str | None, device: str | None) -> tuple[CloudRemover, str]:
-        """Return a model and its name; models stay in memory between jobs."""
-        from sader.geo.remove import load_remover
-
-        if model not in self._removers:
-            self._removers[model] = load_remover(model, device)
-        self._removers.move_to_end(model)
-        while len(self._removers) > KEPT_MODELS:
-            self._removers.popitem(last=False)
-        return self._removers[model]
 
 
 def _pixel(source: DateSource, window: Window, bands: tuple[str, ...], grid: Grid) -> list[float] | None:
