@@ -110,6 +110,18 @@ def local() -> Iterator[Any]:
 
 
 @pytest.fixture(scope="module")
+def inside() -> Iterator[Any]:
+    """A cluster in threads of this process, reached by TCP: processes of their own import everything again."""
+    with (
+        distributed.LocalCluster(
+            n_workers=2, threads_per_worker=1, processes=False, protocol="tcp", dashboard_address=None, silence_logs=50
+        ) as made,
+        distributed.Client(made) as client,
+    ):
+        yield client
+
+
+@pytest.fixture(scope="module")
 def expected(remover, values) -> Any:
     """One process, one array, without dask."""
     valid = np.isfinite(values).all(axis=1)
@@ -212,7 +224,7 @@ def test_a_corner_of_the_result_reads_a_corner_of_the_dates(remover):
     assert set(read) == {(0, 0)}
 
 
-def test_auto_is_decided_lazily_and_like_in_memory(local, remover, values):
+def test_auto_is_decided_lazily_and_like_in_memory(inside, remover, values):
     array = as_xarray(np.nan_to_num(values, nan=0.1))
     mask = xr.DataArray(np.ones(values[:, 0].shape, dtype=bool), dims=("time", "y", "x"))
     mask[2, ::2] = False
@@ -225,7 +237,7 @@ def test_auto_is_decided_lazily_and_like_in_memory(local, remover, values):
     assert np.array_equal(own.compute(scheduler="threads"), remove_xarray(remover, array))
 
 
-def test_a_persisted_array_works_too(local, remover, values, expected):
+def test_a_persisted_array_works_too(inside, remover, values, expected):
     array = lazy(values, (3, 4, 40, 40)).persist()
     result = clear(array, remover, reference=1, seed=5, samples=2)
     assert np.array_equal(result.values, expected.clear, equal_nan=True)
@@ -412,8 +424,9 @@ def stack_of(scenes: list[Any], remover: CloudRemover) -> Any:
 
 
 @pytest.mark.filterwarnings("ignore")
-def test_files_on_a_cluster_give_the_file_of_a_local_run(local, scenes, tmp_path, remover):
-    ticks: list[Any] = []
+@pytest.mark.parametrize("where", ["inside", pytest.param("local", marks=pytest.mark.slow)])
+def test_files_on_a_cluster_give_the_file_of_a_local_run(where, request, scenes, tmp_path, remover):
+    local, ticks = request.getfixturevalue(where), []
     options = SceneOptions(reference=1, seed=2, count=True, provenance=True)
     stack = stack_of(scenes, remover)
     here = clear_scene(stack, remover, tmp_path / "here.tif", options)
@@ -434,11 +447,11 @@ def test_files_on_a_cluster_give_the_file_of_a_local_run(local, scenes, tmp_path
 
 
 @pytest.mark.filterwarnings("ignore")
-def test_a_worker_that_cannot_find_the_files_says_so(local, scenes, tmp_path, remover):
+def test_a_worker_that_cannot_find_the_files_says_so(inside, scenes, tmp_path, remover):
     scene = StackScene(stack_of(scenes, remover))
     scenes[2].rename(tmp_path / "moved.tif")
     plan = ScenePlan((80, 100), scene.stack.bands, scene.stack.codings, None, 0, None, tile=32, overlap=8)
-    address = local.scheduler.address
+    address = inside.scheduler.address
     with (
         pytest.raises(DataError, match=r"S2_2022-10-10.*On a dask worker: all machines must see"),
         cluster_executor(address, plan, remover, scene) as executor,
@@ -447,7 +460,8 @@ def test_a_worker_that_cannot_find_the_files_says_so(local, scenes, tmp_path, re
 
 
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("victims", [("worker",), pytest.param(("worker", "scheduler"), marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("victims", [("worker", "scheduler")])
 def test_the_only_worker_dies_and_the_scheduler_after_it(scenes, tmp_path, remover, monkeypatch, victims):
     """Both are reported within seconds, with one message; a later run on a new cluster continues."""
     monkeypatch.setattr("sader.geo.xarray.cluster.LOST_SECONDS", 1.0)
