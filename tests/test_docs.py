@@ -227,8 +227,8 @@ def practice_scene(names: dict[str, Any]) -> None:
             file.descriptions = descriptions
 
 
-LONG_PAGES = ("docs/compare.md", "docs/reproduce.md")
-"""Pages whose commands take a minute."""
+LONG_PAGES = ("docs/compare.md", "docs/reproduce.md", "docs/scale.md")
+"""Pages whose commands take long; the last starts processes, each of which imports everything."""
 
 
 @pytest.mark.parametrize(
