@@ -15,7 +15,7 @@ from sader.inference.accelerate import NEGLIGIBLE, AcceleratedTile, Acceleration
 from sader.inference.inputs import TileInputs
 from sader.inference.noise import NoiseField
 from sader.inference.remover import CloudRemover, RemoverOptions
-from sader.inference.scene import AGREEMENT
+from sader.inference.scene import LARGEST_AGREEMENT
 from sader.inference.tile import SaderTile
 from sader.inference.tiling import Window
 from sader.models import build_model, get_preset
@@ -181,10 +181,10 @@ def test_the_backend_gives_what_torch_gives(product, given):
     ]
     assert np.array_equal(results[0].cloud, results[1].cloud)
     same = results[0].kept == results[1].kept  # whether a pixel agrees with the result may depend on the last digits
-    assert same.all() if given else same.mean() > 0.999
+    assert same.all() if given else same.mean() > 0.995
     difference = np.abs(results[0].clear - results[1].clear)
     assert difference[:, same].max() < 5e-3
-    assert difference.max() < AGREEMENT + 5e-3
+    assert difference.max() < LARGEST_AGREEMENT + 5e-3
     assert not np.array_equal(results[0].clear, results[1].clear)
 
 

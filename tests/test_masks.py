@@ -12,7 +12,7 @@ from sader.data.synthetic.scene import make_series
 from sader.errors import ConfigError
 from sader.inference.masks import BESIDE_NODATA, cloud_remnants, grown, used_mask
 from sader.inference.remover import CloudRemover
-from sader.inference.scene import AGREEMENT
+from sader.inference.scene import AGREEMENT, LARGEST_AGREEMENT
 from sader.model.heads import HIDDEN_CLASSES, MASK_CLASSES
 
 SIZE = 40
@@ -190,7 +190,7 @@ def test_pixels_that_agree_with_the_result_are_kept_under_an_estimated_mask():
     given = remover.predict(cloudy, reference=0, cloud_mask=hidden)
     assert np.array_equal(given.kept, ~hidden[0])  # a given mask stands
     difference = np.abs(cloudy[0] - given.clear)
-    agrees = (difference <= np.minimum(given.spread, AGREEMENT)).all(axis=0)
+    agrees = (difference <= np.minimum(AGREEMENT * given.spread, LARGEST_AGREEMENT)).all(axis=0)
     assert 0.05 < agrees[hidden[0]].mean() < 0.95
     assert np.array_equal(found.kept, ~hidden[0] | agrees)
     assert np.array_equal(found.clear, np.where(found.kept, cloudy[0], given.clear))

@@ -59,8 +59,8 @@ GPU_WORKERS = 4
 """Batches under way on a GPU: one is computed while the others are read, queued and cut into tiles."""
 MISSING = 0.5
 """Reflectance at nodata and in missing bands: the middle of the model's range."""
-AGREEMENT = 0.02
-"""Reflectance; larger differences are never taken for agreement, whatever the expected error."""
+AGREEMENT, LARGEST_AGREEMENT = 1.5, 0.02
+"""A pixel agrees with the result if it differs by at most 1.5 times the expected error and 0.02 in reflectance."""
 COLUMNS = 1024
 """Columns finished at a time, which bounds the memory of a wide scene."""
 
@@ -289,7 +289,7 @@ def _raw_tile(plan: ScenePlan, remover: CloudRemover, raw: RawTiles, number: int
     agrees = None
     if plan.reference is not None and tile.read.masks[plan.reference] is None and remover.states_error:
         difference = (tile.cloudy[plan.reference] - clear).abs()
-        agrees = (difference <= spread.clamp(max=AGREEMENT)).all(dim=0)
+        agrees = (difference <= (AGREEMENT * spread).clamp(max=LARGEST_AGREEMENT)).all(dim=0)
     return RawTile(plan.join(clear, raw.cloud[number].float(), agrees, spread, weights), tile.valid, tile.own)
 
 
@@ -506,9 +506,8 @@ def finish(
 ) -> FinishedRows:
     """Return blended planes (channels, h, w) as a finished part: clear pixels of the reference date are put back.
 
-    So are pixels that an estimated mask hides, but that differ from the result by no more than its expected error in
-    all bands: replacing them would correct nothing. Every pixel is finished for itself, so that any part of a scene may
-    be finished alone.
+    So are pixels that an estimated mask hides, but that agree with the result in all bands: replacing them would
+    correct nothing. Every pixel is finished for itself, so that any part of a scene may be finished alone.
     """
     reference, threshold = plan.reference, options.cloud_threshold
     image, cloud, agrees, spread, weights = plan.split(blended)
