@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import difflib
 import importlib
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from types import ModuleType
 
 
@@ -78,3 +78,9 @@ def did_you_mean(word: str, known: Iterable[str]) -> str:
     options = sorted(known)
     near = difflib.get_close_matches(word, options, n=1, cutoff=0.6)
     return f"; did you mean {near[0]}?" if near else f"; known: {', '.join(options)}"
+
+
+def check_known(what: str, name: str, known: Collection[str]) -> None:
+    """Raise a `ConfigError` unless `name` is one of the known ones; what: what it names, such as "metric"."""
+    if name not in known:
+        raise ConfigError(f"unknown {what} {name!r}{did_you_mean(name, known)}")

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, overload
 
 from sader.bands import BANDS_13, BANDS_RGBN
 from sader.config import from_dict, merge
-from sader.errors import ConfigError, did_you_mean
+from sader.errors import ConfigError, check_known, did_you_mean
 from sader.method.diffusion import Denoiser, DiffusionConfig
 from sader.method.resampling import ResamplerConfig, Resampling
 from sader.model.mtcdn import MTCDN, MTCDNConfig
@@ -150,8 +150,7 @@ PRESETS: dict[str, Callable[[], ModelConfig]] = {
 
 def get_preset(name: str) -> ModelConfig:
     """Return the preset called `name`, or raise with the nearest known name."""
-    if name not in PRESETS:
-        raise ConfigError(f"unknown preset {name!r}{did_you_mean(name, PRESETS)}")
+    check_known("preset", name, PRESETS)
     return PRESETS[name]()
 
 
@@ -182,8 +181,7 @@ BASELINES = (
 
 def get_system(name: str) -> System:
     """Return the baseline system called `name`, or raise with the nearest known name."""
-    if name not in BASELINES:
-        raise ConfigError(f"unknown system {name!r}{did_you_mean(name, BASELINES)}")
+    check_known("system", name, BASELINES)
     system: System = importlib.import_module(f"sader.baselines.systems.{name}").SYSTEM
     return system
 

@@ -107,9 +107,10 @@ def test_missing_or_foreign_files(tmp_path: Path) -> None:
 
 
 def test_writer_starts_a_new_shard_when_full(tmp_path: Path) -> None:
-    with ShardWriter(tmp_path, "s", limit=1) as writer:
-        writer.add(make_record("place_00"))
-        writer.add(make_record("place_01", 1))
+    writer = ShardWriter(tmp_path, "s", limit=1)
+    writer.add(make_record("place_00"))
+    writer.add(make_record("place_01", 1))
+    writer.flush()
     assert [file.name for file in writer.files] == ["s-000.shard", "s-001.shard"]
     assert [record.name for record in read_shards(tmp_path)] == ["place_00", "place_01"]
 

@@ -19,6 +19,9 @@ from sader.training.trainer import PhasedTrainer, Trainer
 class SimpleBatch:
     """A batch without tensors."""
 
+    def tensors(self) -> dict[str, torch.Tensor]:
+        return {}
+
 
 def captures(network: nn.Module, config: TrainConfig, device: str = "cuda") -> bool:
     trainer = SimpleNamespace(config=config, model=network, device=torch.device(device))

@@ -23,7 +23,7 @@ from typing import Protocol
 import numpy as np
 
 from sader.data.cloud_rules import estimate_cloud_mask, fill_smoothly, local_share
-from sader.errors import ConfigError, ShapeError, ValueRangeError, did_you_mean
+from sader.errors import ConfigError, ShapeError, ValueRangeError, check_known
 
 
 class Classical(Protocol):
@@ -320,8 +320,7 @@ CLASSICAL: dict[str, Classical] = {
 
 def get_classical(name: str) -> Classical:
     """Return the method called `name`."""
-    if name not in CLASSICAL:
-        raise ConfigError(f"unknown classical method {name!r}{did_you_mean(name, CLASSICAL)}")
+    check_known("classical method", name, CLASSICAL)
     return CLASSICAL[name]
 
 

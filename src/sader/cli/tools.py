@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from sader.cli.options import AsJson, Device
-from sader.errors import ConfigError, did_you_mean
+from sader.errors import check_known
 
 if TYPE_CHECKING:
     import torch
@@ -174,8 +174,7 @@ def measure(
     plain = CloudRemover(load_any(name), device=device)
     chosen = list(backends) if backends is not None else _suitable(plain)
     for one in chosen:
-        if one not in BACKENDS:
-            raise ConfigError(f"unknown backend {one!r}{did_you_mean(one, BACKENDS)}")
+        check_known("backend", one, BACKENDS)
     bands = len(plain.bands)
     scene = make_series(0, size=(size, size), dates=dates)
     cloudy = scene.cloudy.repeat(-(-bands // scene.cloudy.shape[1]), axis=1)[:, :bands]

@@ -18,7 +18,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from sader.data.batch import CLEAR, SHADOW, THICK, THIN, UNKNOWN, SeriesBatch, keyed_generator
+from sader.data.batch import CLEAR, SHADOW, THICK, THIN, UNKNOWN, SeriesBatch, keyed_generator, keyed_torch
 from sader.data.clouds import CloudSettings, apply_clouds, cloud_fields, paste_clouds
 from sader.data.plan import CELL, SINGLE, Catalogue, MakerSettings, Plan, Planner
 from sader.data.pseudo_dates import PseudoDateSettings, pseudo_dates
@@ -162,7 +162,7 @@ class SeriesMaker:
         """Return batch number `step`: `batch_size` series of `dates` slots, crop x crop pixels, on the device."""
         bank, device = self.bank, self.bank.device
         plan = self.plan(step, batch_size, dates, crop)
-        generator = torch.Generator(device).manual_seed(int(keyed_generator(self.seed, step, 1).integers(2**62)))
+        generator = keyed_torch(device, self.seed, step, 1)
         b, t = plan.frames.shape
 
         def each(values: np.ndarray) -> np.ndarray:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from sader.errors import ShapeError
@@ -52,6 +53,11 @@ class SeriesBatch:
         cloudy, clear, there = self.cloudy[:, :, :bands], self.clear[:, :bands], self.band_present[:, :bands]
         return replace(self, cloudy=cloudy, clear=clear, band_present=there), aux
 
+    def tensors(self) -> dict[str, Tensor]:
+        """Return the fields that are not None."""
+        values = ((field.name, getattr(self, field.name)) for field in fields(self))
+        return {name: value for name, value in values if value is not None}
+
     def __post_init__(self) -> None:
         if self.cloudy.ndim != 5:
             raise ShapeError(
@@ -83,6 +89,11 @@ def turn(image: Tensor, symmetry: int) -> Tensor:
         image = image.transpose(-2, -1)
     axes = [axis for axis, bit in ((-2, 1), (-1, 2)) if symmetry & bit]
     return image.flip(axes) if axes else image
+
+
+def keyed_torch(device: torch.device | str, *key: int) -> torch.Generator:
+    """Return a generator on a device that depends on the integers `key` alone."""
+    return torch.Generator(device).manual_seed(int(keyed_generator(*key).integers(2**62)))
 
 
 def keyed_generator(*key: int) -> np.random.Generator:

@@ -17,6 +17,7 @@ from torch import Tensor
 from sader.bands import BANDS_10, BANDS_12, BANDS_13, BANDS_RGBN, RGB
 from sader.errors import BandError, ShapeError, require
 
+SWEEPS = 8
 S2CLOUDLESS_BANDS = ("B01", "B02", "B04", "B05", "B08", "B8A", "B09", "B10", "B11", "B12")
 
 
@@ -28,18 +29,18 @@ def detect_s2cloudless(values: np.ndarray) -> np.ndarray:
     return np.asarray(found[0]).astype(bool)
 
 
-def fill_smoothly(image: np.ndarray, known: np.ndarray, *, sweeps: int = 8) -> np.ndarray:
+def fill_smoothly(image: np.ndarray, known: np.ndarray) -> np.ndarray:
     """Return `image` (C, H, W) with the pixels outside `known` (H, W) interpolated from known neighbours.
 
-    A coarse-to-fine solution of the Laplace equation: holes are filled at half the size first, then relaxed by `sweeps`
+    A coarse-to-fine solution of the Laplace equation: holes are filled at half the size first, then relaxed by `SWEEPS`
     averages of the four neighbours. Known pixels are unchanged; values at unknown pixels are never read. Without any
     known pixel the result is zero.
     """
     filled = torch.from_numpy(np.where(known, image, 0).astype(np.float32))[None]
-    return _filled(filled, torch.from_numpy(np.ascontiguousarray(known)), sweeps)[0].numpy()
+    return _filled(filled, torch.from_numpy(np.ascontiguousarray(known)))[0].numpy()
 
 
-def _filled(image: Tensor, known: Tensor, sweeps: int) -> Tensor:
+def _filled(image: Tensor, known: Tensor) -> Tensor:
     """Return the image (1, C, H, W), zero outside `known` (H, W), with its holes filled."""
     height, width = known.shape
     if bool(known.all()) or not bool(known.any()):
@@ -48,12 +49,12 @@ def _filled(image: Tensor, known: Tensor, sweeps: int) -> Tensor:
         joined = torch.cat([image, known[None, None].float()], dim=1)
         # An odd last row or column counts as if zeros followed.
         coarse, share = F.avg_pool2d(F.pad(joined, (0, width % 2, 0, height % 2)), 2).split((image.shape[1], 1), dim=1)
-        coarse = _filled(coarse / share.clamp(min=1e-6), share[0, 0] > 0, sweeps)
+        coarse = _filled(coarse / share.clamp(min=1e-6), share[0, 0] > 0)
         whole = F.interpolate(coarse, scale_factor=2, mode="bilinear", align_corners=False)
         filled = torch.where(known, image, whole[..., :height, :width])
     else:
         filled = torch.where(known, image, image[..., known].mean(-1)[..., None, None])
-    for _ in range(sweeps):
+    for _ in range(SWEEPS):
         padded = F.pad(filled, (1, 1, 1, 1), mode="replicate")
         around = padded[..., :-2, 1:-1] + padded[..., 2:, 1:-1] + padded[..., 1:-1, :-2] + padded[..., 1:-1, 2:]
         filled = torch.where(known, filled, around / 4)

@@ -242,6 +242,12 @@ class Item:
             aux_bands=(*(self.bands[index] for index in rest), *self.aux_bands),
         )
 
+    def some_aux(self, bands: Sequence[str]) -> np.ndarray | None:
+        """Return the auxiliary bands (T, A, H, W) of these names; None where the item lacks one, or without names."""
+        if self.aux is None or not bands or not set(bands) <= set(self.aux_bands):
+            return None
+        return self.aux[:, [self.aux_bands.index(band) for band in bands]]
+
     @property
     def cover(self) -> float:
         """Share of the observed input pixels under cloud or shadow."""

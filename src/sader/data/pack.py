@@ -26,7 +26,7 @@ from sader.data.public.dataset import PublicDataset
 from sader.data.public.images import check_counts, opened_tiff, read_bands, read_counts
 from sader.data.radar import RADAR_BANDS, check_decibel, radar_counts, scale_sar
 from sader.data.shards import DEFAULT_STEP, SeriesRecord, ShardWriter, split_of
-from sader.errors import BandError, ConfigError, DataError, did_you_mean, require
+from sader.errors import BandError, DataError, check_known, did_you_mean, require
 
 EUROSAT_SCALE = 0.28
 """Reflectance of the value 255 in EuroSAT's RGB JPEGs (approximate)."""
@@ -212,6 +212,7 @@ def read_eurosat_tar(
         raise BandError(f"EuroSAT RGB has bands ('B04', 'B03', 'B02'); expected some of {tuple(bands or ())}.")
     order = [("B04", "B03", "B02").index(name) for name in chosen]
     classes: dict[str, list[np.ndarray]] = defaultdict(list)
+    path = next(Path(path).glob("*.tar"), path)  # the tar in a folder
     with tarfile.open(path) as tar:
         for member in tar:
             if member.isfile() and member.name.lower().endswith((".jpg", ".jpeg")):
@@ -225,9 +226,10 @@ def read_eurosat_tar(
     for label, images in sorted(classes.items()):
         images.sort(key=lambda image: float(image.mean()))
         full = len(images) // side**2
-        for number in range(full if limit is None else min(full, limit)):
+        count = full if limit is None else min(full, limit)
+        for number in range(count):
             # With a limit, spread the mosaics over the class, whose images are sorted by brightness.
-            start = (number * full // (full if limit is None else min(full, limit))) * side**2
+            start = (number * full // count) * side**2
             rows = [np.concatenate(images[start + side * r : start + side * (r + 1)], 1) for r in range(side)]
             mosaic = np.concatenate(rows, 0)[..., order].transpose(2, 0, 1)
             dn = np.maximum(np.rint(mosaic * scale), 1).astype(np.uint16)[None]
@@ -402,8 +404,7 @@ def pack_sources(
     "none" writes all records into `out` itself. `level` overrides the level of places, dated and folder sources.
     With "all", where no group with clear pixels falls to validation, the first one does, if others are left to train.
     """
-    if split not in ("all", "train", "val", "none"):
-        raise ConfigError(f"unknown split {split}{did_you_mean(split, ('all', 'train', 'val', 'none'))}")
+    check_known("split", split, ("all", "train", "val", "none"))
     unknown = [name for name in bands if name not in BANDS_13]
     if unknown:
         raise BandError(f"unknown band {unknown[0]}{did_you_mean(unknown[0], BANDS_13)}")
@@ -420,7 +421,6 @@ def pack_sources(
             options |= {"clear": clear, "assume": assume, "offset": offset}
         if kind == "eurosat":
             options["limit"] = eurosat_limit
-            path = next(path.glob("*.tar"), path) if path.is_dir() else path
         writers: dict[str, ShardWriter] = {}
         for record in READERS[kind](path, **options):
             side = split_of(record)
@@ -501,7 +501,6 @@ def pack_dataset(
 def _parse(source: str | Path) -> tuple[str, Path]:
     kind, colon, rest = str(source).partition(":")
     if colon and kind.isalnum() and len(kind) > 1:
-        if kind not in READERS:
-            raise ConfigError(f"unknown kind of source {kind}{did_you_mean(kind, READERS)}")
+        check_known("kind of source", kind, READERS)
         return kind, Path(rest)
     return kind_of(Path(source)), Path(source)

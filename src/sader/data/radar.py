@@ -11,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 
-from sader.errors import ConfigError, ValueRangeError, did_you_mean
+from sader.errors import ConfigError, ValueRangeError, check_known
 
 RADAR_BANDS = ("VV", "VH")
 SAR_SCALINGS: dict[str, str] = {
@@ -24,8 +24,7 @@ SAR_SCALINGS: dict[str, str] = {
 
 def scale_sar(decibel: np.ndarray, *, scaling: str = "default") -> np.ndarray:
     """Return Sentinel-1 (..., 2, H, W) VV, VH in dB under a name of `SAR_SCALINGS`; not finite values: the floor."""
-    if scaling not in SAR_SCALINGS:
-        raise ConfigError(f"unknown SAR scaling {scaling!r}{did_you_mean(scaling, SAR_SCALINGS)}")
+    check_known("SAR scaling", scaling, SAR_SCALINGS)
     floors = (-25.0, -25.0) if scaling == "default" else (-25.0, -32.5)
     top = 2.0 if scaling == "resnet" else 1.0
     floor = np.array(floors, np.float32)[:, None, None]

@@ -256,8 +256,7 @@ def read_shards(where: str | Path | Iterable[str | Path]) -> Iterator[SeriesReco
 class ShardWriter:
     """Collects records and writes numbered shards `NAME-000.shard` of about `limit` bytes each.
 
-    Memory holds one shard's compressed records only. Use as a context manager; records are not written
-    after an error in the block.
+    Memory holds one shard's compressed records only. `flush` writes the last shard.
     """
 
     def __init__(self, folder: str | Path, name: str, *, step: int = DEFAULT_STEP, limit: int = 8 << 20) -> None:
@@ -280,10 +279,3 @@ class ShardWriter:
             _write_blobs(path, self._blobs)
             self.files.append(path)
             self._blobs = []
-
-    def __enter__(self) -> ShardWriter:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        if kind is None:
-            self.flush()

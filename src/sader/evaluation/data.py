@@ -11,7 +11,7 @@ from sader.data.items import Item, clean_this_date, paper_task, simulated, with_
 from sader.data.public.dataset import PublicDataset, ReadOptions
 from sader.data.public.registry import DatasetItems, open_dataset
 from sader.data.shards import SUFFIX, SeriesRecord, read_shards, split_of
-from sader.errors import ConfigError, DataError, did_you_mean
+from sader.errors import ConfigError, DataError, check_known
 
 TASKS = ("clean", "paper", "simulated")
 """clean: clean this date; paper: predict another date; simulated: simulated clouds."""
@@ -127,8 +127,7 @@ def open_data(request: DataRequest) -> OpenData:
 
 def load_records(where: Sequence[Path | str], *, split: str = "val") -> Iterator[SeriesRecord]:
     """Yield the records of shards or of folders in a layout that `sader data pack` can read."""
-    if split not in ("val", "train", "all"):
-        raise ConfigError(f"unknown split {split!r}{did_you_mean(split, ('val', 'train', 'all'))}")
+    check_known("split", split, ("val", "train", "all"))
     if not where:
         raise DataError("no data given; expected shards or a folder. Use --data PATH.")
     count = 0
@@ -149,6 +148,4 @@ def _records_of(path: Path) -> Iterator[SeriesRecord]:
         return read_shards(path)
     from sader.data.pack import READERS, kind_of
 
-    kind = kind_of(path)
-    inside = next(path.glob("*.tar"), path) if kind == "eurosat" and path.is_dir() else path
-    return READERS[kind](inside)
+    return READERS[kind_of(path)](path)

@@ -18,7 +18,7 @@ import numpy as np
 from sader.baselines.classical import CLASSICAL
 from sader.data.items import Item
 from sader.data.radar import RADAR_BANDS
-from sader.errors import BandError, ConfigError, DataError, did_you_mean
+from sader.errors import BandError, ConfigError, DataError, check_known, did_you_mean
 from sader.evaluation.costs import Cost, model_cost, peak_memory
 from sader.evaluation.data import TASKS, DataRequest, OpenData, open_data
 from sader.evaluation.diagnosis import CalibrationSum, evaluate_masks
@@ -92,8 +92,7 @@ def run_evaluation(request: EvaluationRequest, progress: Progress | None = None)
     radar = any(set(RADAR_BANDS) & set(model.remover.config.network.aux_bands) for model in removers(models))
     data = open_data(replace(request.data, sar=radar))
     known = [*metrics, *(("mtc_psnr", "mtc_ssim") if data.protocol == "mtc_stretch" else ())]
-    if request.metric not in known:
-        raise ConfigError(f"unknown metric {request.metric!r}{did_you_mean(request.metric, known)}")
+    check_known("metric", request.metric, known)
     methods: dict[str, Method] = dict(models)
     if request.classical:
         methods |= {name: method for name, method in classical_methods("true").items() if name not in methods}
@@ -275,8 +274,7 @@ def other_bands(models: Mapping[str, Method], data: OpenData) -> tuple[str, ...]
 
 def _check_request(request: EvaluationRequest) -> None:
     for value, known, what in (*((task, TASKS, "task") for task in request.tasks), (request.mask, MASKS, "mask")):
-        if value not in known:
-            raise ConfigError(f"unknown {what} {value!r}{did_you_mean(value, known)}")
+        check_known(what, value, known)
     if request.data.dataset is not None and "simulated" in request.tasks:
         raise ConfigError("task simulated with a public dataset; expected its own task. Leave out --task or --dataset.")
     if request.compare and not request.models:

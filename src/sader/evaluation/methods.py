@@ -16,7 +16,7 @@ import numpy as np
 from sader.baselines.classical import CLASSICAL, flat_truth, get_classical
 from sader.data.cloud_rules import estimate_cloud_mask
 from sader.data.items import Item
-from sader.errors import ConfigError, DataError, did_you_mean
+from sader.errors import DataError, check_known
 from sader.evaluation.scoring import Method, write_arrays
 from sader.inference.remover import CloudRemover, Removal, RemoverOptions
 
@@ -35,8 +35,7 @@ STANDARD = (
 
 def given_masks(item: Item, mask: str) -> list[np.ndarray | None]:
     """Return for each date its mask, or None where the method estimates it."""
-    if mask not in MASKS:
-        raise ConfigError(f"unknown mask {mask!r}{did_you_mean(mask, MASKS)}")
+    check_known("mask", mask, MASKS)
     return [
         item.cloud_mask[date] if mask == "true" or (mask == "reference" and date == item.reference) else None
         for date in range(len(item.cloudy))
@@ -89,20 +88,10 @@ class RemoverMethod:
 
     def __post_init__(self) -> None:
         for value, known in ((self.mask, MASKS), (self.reference, ("item", "auto"))):
-            if value not in known:
-                raise ConfigError(f"unknown choice {value!r}{did_you_mean(value, known)}")
+            check_known("choice", value, known)
 
     def __call__(self, item: Item) -> np.ndarray:
         return self.predict(item).clear
-
-    def _aux(self, item: Item) -> np.ndarray | None:
-        """Return the auxiliary bands of the model (T, A, H, W); None where it has none or the item lacks one."""
-        if item.aux is None:
-            return None
-        wanted = self.remover.config.network.aux_bands
-        if not wanted or not set(wanted) <= set(item.aux_bands):
-            return None
-        return item.aux[:, [item.aux_bands.index(band) for band in wanted]]
 
     def predict(self, item: Item) -> Removal:
         """Return the whole result, with the masks used and the spread."""
@@ -115,7 +104,7 @@ class RemoverMethod:
             reference=reference,
             cloud_mask=None if self.mask == "own" else given_masks(item, self.mask),
             days=item.days,
-            aux=self._aux(item),
+            aux=item.some_aux(self.remover.config.network.aux_bands),
             valid=item.valid,
             bands=bands,
             steps=self.steps,
@@ -131,11 +120,9 @@ class RemoverMethod:
 
     def _own_bands(self, item: Item) -> tuple[np.ndarray, tuple[str, ...]]:
         """Return the dates (T, C, H, W) and their bands: the scored ones, then all others the model works on."""
-        if item.aux is None:
-            return item.cloudy, item.bands
         own = [band for band in item.aux_bands if band in self.remover.bands]
-        rest = item.aux[:, [item.aux_bands.index(band) for band in own]]
-        return np.concatenate([item.cloudy, rest], axis=1), (*item.bands, *own)
+        rest = item.some_aux(own)
+        return (item.cloudy if rest is None else np.concatenate([item.cloudy, rest], axis=1)), (*item.bands, *own)
 
 
 PREDICTIONS = ".npz"

@@ -20,7 +20,7 @@ import torch
 
 from sader.bands import rgb_indices
 from sader.data.items import Item
-from sader.errors import ConfigError, DataError, ShapeError, ValueRangeError, did_you_mean
+from sader.errors import ConfigError, DataError, ShapeError, ValueRangeError, check_known
 from sader.evaluation.costs import Cost
 from sader.evaluation.figures import Example
 from sader.files import write_atomically
@@ -82,8 +82,7 @@ def score_items(
     """
     known = [*METRICS, "lpips"]
     for name in metrics:
-        if name not in known:
-            raise ConfigError(f"unknown metric {name!r}{did_you_mean(name, known)}")
+        check_known("metric", name, known)
     if not methods:
         raise ConfigError("no method given; expected at least one to score.")
     rows = []

@@ -14,8 +14,8 @@ import time
 import warnings
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass, fields, replace
-from typing import TypeVar
+from dataclasses import dataclass, replace
+from typing import Any, TypeVar
 
 import torch
 import torch.nn.functional as F
@@ -176,8 +176,7 @@ class AcceleratedTile:
 
         if not (self.settings.capture and inputs.cloudy.is_cuda):
             return compute(inputs, noises)
-        names = [one.name for one in fields(inputs) if isinstance(getattr(inputs, one.name), Tensor)]
-        shapes = tuple((name, tuple(getattr(inputs, name).shape[1:])) for name in names)
+        shapes = tuple((name, tuple(value.shape[1:])) for name, value in inputs.tensors().items())
         key = (steps, resamplings, inputs.known_masks, len(noises), shapes)
         graph, count = self._graphs.get(key), len(inputs.cloudy)
         if graph is None or graph.batch < count:
@@ -206,8 +205,7 @@ class CapturedCall:
         search: bool,
     ) -> None:
         self.batch = len(inputs.cloudy)
-        self.names = [one.name for one in fields(inputs) if isinstance(getattr(inputs, one.name), Tensor)]
-        self.buffers = {name: getattr(inputs, name).clone() for name in self.names}
+        self.buffers: dict[str, Any] = {name: value.clone() for name, value in inputs.tensors().items()}
         self.noise: list[dict[tuple[int, int], Tensor]] = [{} for _ in noises]
         fixed = replace(inputs, **self.buffers)
 

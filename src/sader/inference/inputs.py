@@ -17,7 +17,6 @@ from torch import Tensor
 from sader.bands import canonical
 from sader.config import NetworkConfig
 from sader.errors import BandError, ConfigError, ShapeError, ValueRangeError
-from sader.inference.tiling import Window
 from sader.inference.values import HIGHEST, LOWEST
 from sader.model.blocks import reflect_pad
 
@@ -58,14 +57,12 @@ class TileInputs:
         height, width = self.cloudy.shape[-2:]
         return height, width
 
-    def cut(self, window: Window) -> TileInputs:
-        """Return the part inside a window."""
-        return self._images(lambda x: x[..., *window.slices])
-
     def padded(self, multiple: int) -> TileInputs:
         """Return the inputs extended by reflection to a multiple of `multiple` pixels."""
         height, width = (-(-size // multiple) * multiple for size in self.size)
-        return self if (height, width) == self.size else self._images(lambda x: reflect_pad(x, height, width))
+        if (height, width) == self.size:
+            return self
+        return self._each(lambda x: reflect_pad(x, height, width) if x.ndim >= 4 else x)
 
     def to(self, device: torch.device | str) -> TileInputs:
         """Return the inputs on a device."""
@@ -77,21 +74,17 @@ class TileInputs:
         first = tiles[0]
         if len(tiles) == 1:
             return first
-        joined: dict[str, Any] = {
-            name: torch.cat([getattr(tile, name) for tile in tiles]) for name, _ in first._tensors()
-        }
+        joined: dict[str, Any] = {name: torch.cat([getattr(tile, name) for tile in tiles]) for name in first.tensors()}
         return replace(first, **joined, known_masks=all(tile.known_masks for tile in tiles))
 
-    def _tensors(self) -> list[tuple[str, Tensor]]:
+    def tensors(self) -> dict[str, Tensor]:
+        """Return the fields that are tensors."""
         values = ((one.name, getattr(self, one.name)) for one in fields(self))
-        return [(name, value) for name, value in values if isinstance(value, Tensor)]
+        return {name: value for name, value in values if isinstance(value, Tensor)}
 
     def _each(self, change: Callable[[Tensor], Tensor]) -> TileInputs:
-        changed: dict[str, Any] = {name: change(value) for name, value in self._tensors()}
+        changed: dict[str, Any] = {name: change(value) for name, value in self.tensors().items()}
         return replace(self, **changed)
-
-    def _images(self, change: Callable[[Tensor], Tensor]) -> TileInputs:
-        return self._each(lambda x: change(x) if x.ndim >= 4 else x)
 
 
 def parse_steps(steps: int | str | None, default: tuple[int, int]) -> tuple[int, int]:

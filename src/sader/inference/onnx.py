@@ -23,7 +23,7 @@ from torch import Tensor, nn
 
 from sader._version import __version__
 from sader.checkpoint import Checkpoint, find_checkpoint, load_checkpoint
-from sader.errors import ConfigError, OutputError, did_you_mean, require
+from sader.errors import ConfigError, OutputError, check_known, require
 from sader.inference.inputs import TileInputs
 from sader.inference.noise import NoiseOf
 from sader.inference.tile import SaderTile, TileOutput, TileSettings
@@ -52,8 +52,7 @@ def export_model(
 
     name_or_path: shipped weights, a checkpoint file, or a preset (untrained). steps: Euler steps; None = its own.
     """
-    if format not in FORMATS:
-        raise ConfigError(f"unknown format {format!r}{did_you_mean(format, FORMATS)}")
+    check_known("format", format, FORMATS)
     target = Path(out)
     if target.suffix != SUFFIXES[format]:
         raise OutputError(f"the output is {target}; a file of format {format} is called *{SUFFIXES[format]}.")

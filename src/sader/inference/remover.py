@@ -23,7 +23,7 @@ from safetensors.torch import load, save
 from torch import Tensor
 
 from sader.checkpoint import Checkpoint, fill_model, find_checkpoint, load_checkpoint, shipped_guide
-from sader.errors import CheckpointError, ConfigError, did_you_mean
+from sader.errors import CheckpointError, ConfigError, check_known, did_you_mean
 from sader.inference.inputs import TileInputs, check_whole_number, parse_steps, prepare_series
 from sader.inference.masks import MaskSettings, TileMasks, mask_network
 from sader.inference.noise import NoiseField, NoiseOf, sample_seeds
@@ -101,8 +101,7 @@ class RemoverOptions:
     def __post_init__(self) -> None:
         if self.batch_size < 1:
             raise ConfigError(f"batch_size is {self.batch_size}; expected at least 1 tile per evaluation.")
-        if self.backend not in BACKENDS:
-            raise ConfigError(f"unknown backend {self.backend!r}{did_you_mean(self.backend, BACKENDS)}")
+        check_known("backend", self.backend, BACKENDS)
         for what, name, known in (("resampling", self.resampling, RESAMPLINGS), ("guide", self.guide, GUIDES)):
             if name is not None and name not in known:
                 raise ConfigError(f"unknown {what} {name!r}{did_you_mean(name, known)}")

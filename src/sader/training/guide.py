@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from sader.bands import BANDS_RGBN
 from sader.config import merge, parse_override
 from sader.data.bank import SeriesBank, SeriesMaker
-from sader.data.batch import SeriesBatch, keyed_generator
+from sader.data.batch import SeriesBatch, keyed_torch
 from sader.data.plan import MakerSettings
 from sader.data.shards import count_records
 from sader.method.guides import ConvGuide, ConvGuideConfig, save_guide
@@ -113,8 +113,7 @@ class GuideMaker:
         series = self.maker.batch(step, batch_size, dates, crop)
         if self.size is not None:
             series, crop = resized(series, self.size), self.size
-        seed = int(keyed_generator(self.maker.seed, step, 3).integers(2**62))
-        generator = torch.Generator(series.clear.device).manual_seed(seed)
+        generator = keyed_torch(series.clear.device, self.maker.seed, step, 3)
         rate = self.rates[step % len(self.rates)]
         holes = random_block_mask(batch_size, crop, crop, block=self.block, rate=rate, generator=generator)
         return dataclasses.replace(series, hidden=holes[:, 0] & series.scored)

@@ -14,7 +14,6 @@ import math
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import fields
 from time import monotonic
 from typing import Any, Generic, Protocol, TypeVar
 
@@ -94,10 +93,8 @@ class BatchFeed:
         if self._stream is not None:
             current = torch.cuda.current_stream(self.device)
             current.wait_stream(self._stream)
-            for field in fields(batch):
-                value = getattr(batch, field.name)
-                if value is not None:
-                    value.record_stream(current)
+            for value in batch.tensors().values():
+                value.record_stream(current)
         return batch
 
     def step_done(self) -> None:

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from sader.baselines.baseline import Baseline, generator_noise, inputs_of
-from sader.data.batch import SeriesBatch, keyed_generator
+from sader.data.batch import SeriesBatch, keyed_torch
 from sader.method.diffusion import Denoiser, sample
 from sader.model.blocks import to_model_range, to_reflectance
 from sader.model.mtcdn import MTCDN
@@ -66,11 +66,6 @@ def _network(denoiser: Denoiser) -> MTCDN:
     return denoiser.network
 
 
-def _generator(device: torch.device, number: int) -> torch.Generator:
-    seed = int(keyed_generator(VALIDATION_SEED, number).integers(2**62))
-    return torch.Generator(device).manual_seed(seed)
-
-
 @torch.no_grad()
 def scores(trainer: Trainer[Denoiser | Baseline], maker: Maker) -> dict[str, float]:
     """Return the mean loss and PSNR (dB) of the trainer's model on fixed batches.
@@ -83,9 +78,9 @@ def scores(trainer: Trainer[Denoiser | Baseline], maker: Maker) -> dict[str, flo
     bands = len(network.config.bands)
     for number in range(config.validate_batches):
         batch = maker.batch(VALIDATION_SEED + number, config.batch_size, config.dates, config.crop)
-        loss, _ = trainer.loss(denoiser, batch, _generator(device, 2 * number))
+        loss, _ = trainer.loss(denoiser, batch, keyed_torch(device, VALIDATION_SEED, 2 * number))
         losses.append(loss.float())
-        guess = predict(denoiser, batch, generator=_generator(device, 2 * number + 1))
+        guess = predict(denoiser, batch, generator=keyed_torch(device, VALIDATION_SEED, 2 * number + 1))
         pixels = batch.scored & (batch.hidden | (batch.reference < 0)[:, None, None])
         weight = (pixels[:, None] & batch.band_present[:, :bands, None, None]).double()
         clear = batch.clear[:, :bands]
@@ -112,7 +107,7 @@ def save_panel(
         return False
     bands = config.network.bands
     count = len(bands)
-    guess = predict(denoiser, batch, generator=_generator(batch.cloudy.device, 0))
+    guess = predict(denoiser, batch, generator=keyed_torch(batch.cloudy.device, VALIDATION_SEED, 0))
 
     def array(x: Tensor) -> np.ndarray:
         return x.float().cpu().numpy()

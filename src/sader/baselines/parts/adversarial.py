@@ -9,7 +9,7 @@ target is unknown the "real" image shows the generator's own pixels, so that not
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Literal, NamedTuple, cast
 
 import torch
@@ -23,10 +23,8 @@ GanLoss = Literal["vanilla", "lsgan"]
 Norm = Literal["batch", "instance", "none"]
 DISCRIMINATOR = "discriminator"
 
-GAN_RECIPE: Mapping[str, Any] = {
-    "optimizer": "adam", "adam_lr": 2e-4, "betas": (0.5, 0.999), "schedule": "linear", "ema_decay": 0.0,
-    "epochs": 200.0, "batch_size": 1,
-}  # fmt: skip
+GAN_RECIPE: dict[str, Any] = {"adam_lr": 2e-4, "betas": (0.5, 0.999), "schedule": "linear", "ema_decay": 0.0}
+GAN_RECIPE |= {"epochs": 200.0, "batch_size": 1}
 """The pix2pix family: constant rate for 100 epochs, then 100 linear to zero; no average of weights."""
 
 

@@ -7,6 +7,7 @@ skips; built from the blocks of `model/blocks.py` and `model/attention.py`.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import cast
 
 import torch
 import torch.nn.functional as F
@@ -106,7 +107,7 @@ class UNet(nn.Module):
         x = self.conv_in(x)
         skips = [x]
         for number, stages in enumerate(self.encoder):
-            for stage in _modules(stages):
+            for stage in cast(nn.ModuleList, stages):
                 x = stage(x, emb)
                 skips.append(x)
             if number < len(self.down):
@@ -116,7 +117,7 @@ class UNet(nn.Module):
             x = stage(x, emb)
         found: list[Tensor] = []
         for number, stages in enumerate(self.decoder):
-            for stage in _modules(stages):
+            for stage in cast(nn.ModuleList, stages):
                 x = stage(torch.cat([x, skips.pop()], dim=1), emb)
             found.append(x)
             if number < len(self.up):
@@ -130,8 +131,3 @@ class UNet(nn.Module):
     def forward(self, x: Tensor, level: Tensor) -> Tensor:
         """Return the output (B, channels_out, H, W); see `features`."""
         return self.head(self.features(x, level)[0])
-
-
-def _modules(stages: nn.Module) -> nn.ModuleList:
-    assert isinstance(stages, nn.ModuleList)
-    return stages

@@ -85,8 +85,5 @@ SYSTEM = System(
     assumed=True,
     reference="Sintarasirikulchai et al., IEEE 8620054, 2018",
     capturable=True,
-    train={
-        "optimizer": "adam", "adam_lr": 1e-3, "betas": (0.9, 0.999), "schedule": "cosine", "ema_decay": 0.0,
-        "epochs": 200.0, "batch_size": 16,
-    },
-)  # fmt: skip
+    train={"adam_lr": 1e-3, "schedule": "cosine", "ema_decay": 0.0, "epochs": 200.0, "batch_size": 16},
+)

@@ -18,6 +18,7 @@ from einops import rearrange
 from torch import Tensor, nn
 
 from sader.baselines.baseline import MAIN, Baseline, BaselineConfig, BaselineInputs, Example, NoiseOf, Phase, System
+from sader.baselines.parts.adversarial import GAN_RECIPE
 
 
 @dataclass(frozen=True)
@@ -88,8 +89,7 @@ SYSTEM = System(
     paper_gmacs=7602.97,
     reference="Ebel et al., SEN12MS-CR-TS, IEEE TGRS",
     capturable=True,
-    train={"optimizer": "adam", "adam_lr": 2e-4, "betas": (0.5, 0.999), "schedule": "linear",
-           "ema_decay": 0.0, "epochs": 200.0, "batch_size": 1},
+    train=GAN_RECIPE,
     note="Published: the network of each date starts from weights of SEN12MS-CR and is frozen for 100,000 iterations. "
     "Here all weights start at random and learn from the first step.",
-)  # fmt: skip
+)

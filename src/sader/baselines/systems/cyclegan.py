@@ -46,9 +46,7 @@ class CycleGanConfig(BaselineConfig):
     pool: int = 50
     """Size of the pool of fake images for the discriminators; 0 = none."""
 
-    @property
-    def multiple(self) -> int:
-        return 4
+    multiple = 4
 
 
 class ImagePool:

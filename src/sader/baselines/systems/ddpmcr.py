@@ -166,14 +166,7 @@ SYSTEM = System(
     assumed=True,
     reference="Jing et al., Remote Sensing 15(9) 2217",
     capturable=True,
-    train={
-        "optimizer": "adam",
-        "adam_lr": 1e-4,
-        "betas": (0.9, 0.999),
-        "schedule": "cosine",
-        "epochs": 200.0,
-        "batch_size": 8,
-    },
+    train={"adam_lr": 1e-4, "schedule": "cosine", "epochs": 200.0, "batch_size": 8},
     simplified="the diffusion model and the removal head are trained at once, the head on features without gradient. "
     "Published: first the diffusion model, then the head. The weights of the loss terms, epochs and rate are assumed.",
 )

@@ -245,6 +245,5 @@ SYSTEM = System(
     "22.91 M (22.19 with two digits swapped), without the layers that bring in the noise level 22.18 M; no fact "
     "decides.",
     capturable=True,
-    train={"optimizer": "adam", "adam_lr": 5e-5, "betas": (0.9, 0.999), "schedule": "constant",
-           "ema_decay": 0.9999, "epochs": 3000.0, "batch_size": 8},
-)  # fmt: skip
+    train={"adam_lr": 5e-5, "schedule": "constant", "ema_decay": 0.9999, "epochs": 3000.0, "batch_size": 8},
+)

@@ -17,6 +17,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from itertools import pairwise
+from typing import cast
 
 import torch
 import torch.nn.functional as F
@@ -273,8 +274,7 @@ class EmrdmNet(nn.Module):
 
 
 def _through(blocks: nn.Module, x: Tensor, emb: Tensor) -> Tensor:
-    assert isinstance(blocks, nn.ModuleList)
-    for block in blocks:
+    for block in cast(nn.ModuleList, blocks):
         x = block(x, emb)
     return x
 
@@ -333,6 +333,6 @@ SYSTEM = System(
     paper_gmacs=74.39,
     reference="Liu et al., EMRDM, CVPR, arXiv 2503.23717",
     capturable=True,
-    train={"optimizer": "adamw", "adam_lr": 1e-4, "betas": (0.9, 0.999), "schedule": "constant",
-           "ema_decay": 0.9999, "epochs": 1000.0, "batch_size": 4},
+    train={"optimizer": "adamw", "adam_lr": 1e-4, "schedule": "constant", "ema_decay": 0.9999, "epochs": 1000.0,
+           "batch_size": 4},
 )  # fmt: skip

@@ -28,9 +28,7 @@ class Pix2PixConfig(BaselineConfig):
     judge_widths: tuple[int, ...] = (64, 128, 256)
     """Channels of the discriminator's stride-2 convolutions."""
 
-    @property
-    def multiple(self) -> int:
-        return 4
+    multiple = 4
 
 
 class Pix2Pix(ConditionalGan):

@@ -127,9 +127,8 @@ SYSTEM = System(
     assumed=True,
     reference="Zhao et al., Remote Sensing 15(11) 2861",
     capturable=True,
-    train={"optimizer": "adam", "adam_lr": 1e-4, "betas": (0.9, 0.999), "schedule": "constant",
-           "ema_decay": 0.9999, "epochs": 500.0, "batch_size": 8},
+    train={"adam_lr": 1e-4, "schedule": "constant", "ema_decay": 0.9999, "epochs": 500.0, "batch_size": 8},
     simplified="the sequential rule of training and inference is not public in detail. Here training shows one date "
     "of each series at a time, and sampling averages the estimates from all dates at each step. Radar is an input only "
     "if network.aux_bands names it. Epochs, rate and schedule are assumed.",
-)  # fmt: skip
+)

@@ -38,9 +38,7 @@ class StGanConfig(BaselineConfig):
 
     least_dates, use_of_dates = 2, "STGAN joins pairs of dates"
 
-    @property
-    def multiple(self) -> int:
-        return 2**LEVELS
+    multiple = 2**LEVELS
 
 
 class PairGenerator(nn.Module):

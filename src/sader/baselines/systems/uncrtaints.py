@@ -196,6 +196,5 @@ SYSTEM = System(
     paper_parameters=0.57,
     paper_gmacs=37.16,
     reference="Ebel et al., UnCRtainTS, CVPR EarthVision workshop",
-    train={"optimizer": "adam", "adam_lr": 1e-3, "betas": (0.9, 0.999), "schedule": "constant",
-           "ema_decay": 0.0, "epochs": 20.0, "batch_size": 4},
-)  # fmt: skip
+    train={"adam_lr": 1e-3, "schedule": "constant", "ema_decay": 0.0, "epochs": 20.0, "batch_size": 4},
+)

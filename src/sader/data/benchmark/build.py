@@ -149,9 +149,10 @@ def _write(folder: Path, records: Iterable[SeriesRecord]) -> None:
     """Write records as the only shards of a folder."""
     for old in folder.glob(f"*{SUFFIX}"):
         old.unlink()
-    with ShardWriter(folder, NAME.lower(), step=STEP) as writer:
-        for record in records:
-            writer.add(record)
+    writer = ShardWriter(folder, NAME.lower(), step=STEP)
+    for record in records:
+        writer.add(record)
+    writer.flush()
 
 
 def _write_training_places(folder: str | Path, out: Path, partial: bool) -> set[str]:

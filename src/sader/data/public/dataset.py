@@ -245,9 +245,6 @@ class PublicDataset(Sequence[PublicSeries]):
             return self.subset(range(len(self))[index])
         return self.read(self.entries[index])
 
-    def __iter__(self) -> Iterator[PublicSeries]:
-        return (self[index] for index in range(len(self)))
-
     def subset(self, indexes: Iterable[int]) -> PublicDataset:
         """Return the dataset with these series only; their random choices do not change."""
         return replace(self, entries=tuple(self.entries[index] for index in indexes))

@@ -5,7 +5,7 @@ The request is checked and the layout of a folder is recognised here; the reader
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, overload
@@ -15,7 +15,7 @@ from sader.data.public import allclear, cuhk_cr, rice, sen2_mtc, sen12mscr, sen1
 from sader.data.public.dataset import PublicDataset, ReadOptions, Request, check_choice
 from sader.data.public.splits import RANDOM
 from sader.data.radar import SAR_SCALINGS
-from sader.errors import ConfigError, DataError, did_you_mean
+from sader.errors import ConfigError, DataError, check_known, did_you_mean
 
 if TYPE_CHECKING:
     from sader.data.items import Item
@@ -113,8 +113,7 @@ def open_dataset(
     check_choice(split, kind.splits, "split", name)
     check_choice(sampler, kind.samplers, "sampler", name)
     protocol = kind.protocol if protocol is None else protocol
-    if protocol not in SCORING:
-        raise ConfigError(f"unknown protocol {protocol!r}{did_you_mean(protocol, SCORING)}")
+    check_known("protocol", protocol, SCORING)
     if options.sar is not None and options.sar not in SAR_SCALINGS:
         raise ConfigError(f"unknown SAR scaling {options.sar!r}{did_you_mean(options.sar, SAR_SCALINGS)}")
     for key in ("inputs", "draws"):
@@ -145,8 +144,7 @@ def _parse(name_or_path: str | Path, dataset: str | None) -> tuple[str, Path]:
     if dataset is None and colon and len(before) > 1 and before.replace("_", "").isalnum():
         dataset, text = before, after
     if dataset is not None:
-        if dataset not in DATASETS:
-            raise ConfigError(f"unknown dataset {dataset!r}{did_you_mean(dataset, DATASETS)}")
+        check_known("dataset", dataset, DATASETS)
         return dataset, Path(text)
     if text in DATASETS:
         raise ConfigError(f"{text} is a dataset, not a folder; expected {text}:FOLDER with where it lies.")
@@ -205,9 +203,6 @@ class DatasetItems(Sequence["Item"]):
         if isinstance(index, slice):
             return DatasetItems(self.dataset[index], self.bands, self.aux_bands)
         return self.dataset[index].item(self.bands, self.aux_bands)
-
-    def __iter__(self) -> Iterator[Item]:
-        return (self[index] for index in range(len(self)))
 
     def named(self, names: Sequence[str]) -> list[Item]:
         """Return the items of these names without reading the others."""

@@ -18,7 +18,7 @@ from pathlib import Path
 import numpy as np
 
 from sader.data.batch import keyed_generator
-from sader.errors import ConfigError, DataError, did_you_mean
+from sader.errors import ConfigError, DataError, check_known, did_you_mean
 
 
 @dataclass(frozen=True)
@@ -120,8 +120,7 @@ def by_hash(names: Iterable[str], split: str, *, shares: tuple[float, float] = (
     first = min(first, len(ranked) - 2) if len(ranked) > 2 else first
     second = min(first + max(round(shares[1] * len(ranked)), 1), max(len(ranked) - 1, first))
     parts = {"train": ranked[:first], "val": ranked[first:second], "test": ranked[second:], "all": ranked}
-    if split not in parts:
-        raise ConfigError(f"unknown split {split!r}{did_you_mean(split, parts)}")
+    check_known("split", split, parts)
     return listed(sorted(parts[split]), "hash rule of sader (not published)")
 
 

@@ -33,8 +33,6 @@ class Place:
     """(H, W) uint8, places in CLASSES."""
     bands: tuple[str, ...]
     """Names of the C bands."""
-    day_of_year: np.ndarray
-    """(T,) float32, 1 to 365, northern half of the Earth."""
     sun_azimuth: np.ndarray
     """(T,) float32, degrees clockwise from north."""
 
@@ -97,7 +95,6 @@ def make_place(
         days=since.astype(np.float32),
         classes=land.classes,
         bands=tuple(bands),
-        day_of_year=((first + since - 1) % 365 + 1).astype(np.float32),
         sun_azimuth=np.array([light.azimuth for light in lights], dtype=np.float32),
     )
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 from sader.bands import BANDS_13, BANDS_RGBN
 from sader.baselines.classical import CLASSICAL
-from sader.errors import ConfigError, did_you_mean
+from sader.errors import ConfigError, check_known
 from sader.evaluation.methods import CONTROL
 from sader.evaluation.reproduce import published as paper
 from sader.models import BASELINES, get_system
@@ -270,10 +270,9 @@ def get_tables(names: Iterable[str]) -> list[Table]:
     for name in names:
         if name == "all":
             found |= {key: table for key, table in TABLES.items() if key != HERE}
-        elif name in TABLES:
-            found[name] = TABLES[name]
         else:
-            raise ConfigError(f"unknown table {name!r}{did_you_mean(name, [*TABLES, 'all'])}")
+            check_known("table", name, [*TABLES, "all"])
+            found[name] = TABLES[name]
     if not found:
         raise ConfigError(f"no table given; expected one of {', '.join(TABLES)}, or all.")
     return list(found.values())

@@ -20,7 +20,7 @@ from sader.checkpoint import read_header
 from sader.config import to_dict
 from sader.data.pack import is_eurosat_ms
 from sader.data.public.registry import DATASETS, recognise
-from sader.errors import ConfigError, DataError, SaderError, did_you_mean
+from sader.errors import ConfigError, DataError, SaderError, check_known, did_you_mean
 from sader.evaluation.costs import model_cost
 from sader.evaluation.evaluate import score_methods, with_lpips
 from sader.evaluation.methods import RemoverMethod, make_method
@@ -248,8 +248,7 @@ def _parse_data(text: str) -> tuple[str, Path]:
     """Return (dataset of the paper, folder) of NAME:FOLDER or FOLDER."""
     name, colon, rest = text.partition(":")
     if colon and len(name) > 1 and "/" not in name and "\\" not in name:
-        if name not in DATASETS:
-            raise ConfigError(f"unknown dataset {name!r}{did_you_mean(name, DATASETS)}")
+        check_known("dataset", name, DATASETS)
         folder = Path(rest)
     else:
         folder = Path(text)
