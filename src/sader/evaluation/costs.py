@@ -66,10 +66,6 @@ class Cost:
     peak_memory_mb: float | None = None
     """Growth of memory during one prediction (`peak_memory`); None where it was not measured."""
 
-    def as_dict(self) -> dict[str, Any]:
-        """Return plain values for JSON."""
-        return asdict(self)
-
 
 def count_parameters(module: nn.Module) -> int:
     """Return the number of weights of `module`, trained or frozen, shared ones once. Buffers do not count."""

@@ -104,7 +104,7 @@ class RemoverMethod:
             reference=reference,
             cloud_mask=None if self.mask == "own" else given_masks(item, self.mask),
             days=item.days,
-            aux=item.some_aux(self.remover.config.network.aux_bands),
+            aux=None if item.aux is None else item.some_aux(self.remover.config.network.aux_bands),
             valid=item.valid,
             bands=bands,
             steps=self.steps,

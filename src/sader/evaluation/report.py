@@ -218,7 +218,7 @@ def report_json(report: Report, *, published: Sequence[Point] = ()) -> dict[str,
     if results.costs:
         points = pareto_points(report)
         content["costs"] = {
-            name: {**cost.as_dict(), "seconds_per_megapixel": results.seconds_per_megapixel(name)}
+            name: {**asdict(cost), "seconds_per_megapixel": results.seconds_per_megapixel(name)}
             for name, cost in results.costs.items()
         }
         content["comparisons"] = [{**asdict(each), "verdict": each.verdict} for each in report.comparisons]

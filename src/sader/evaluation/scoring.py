@@ -266,7 +266,7 @@ def save(results: Results, folder: Path) -> None:
     write_arrays(folder / EXAMPLES_FILE, arrays)
     content = {
         "rows": [asdict(row) for row in results.rows],
-        "costs": {name: cost.as_dict() for name, cost in results.costs.items()},
+        "costs": {name: asdict(cost) for name, cost in results.costs.items()},
         "examples": [{"name": e.name, "bands": list(e.bands), "reference": e.reference} for e in results.examples],
         "predictions": list(results.predictions),
         "facts": results.facts,

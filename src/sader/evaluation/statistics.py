@@ -67,8 +67,7 @@ class Summary:
 
 def bootstrap(values: Sequence[float] | np.ndarray, *, seed: int = 0, draws: int = BOOTSTRAP_DRAWS) -> Interval:
     """Return the mean of the finite values and its 95 % percentile interval; the same for the same seed."""
-    finite = np.asarray(values, np.float64)
-    finite = finite[np.isfinite(finite)]
+    finite = _finite(values)
     if len(finite) == 0:
         return Interval(float("nan"), float("nan"), float("nan"), 0)
     picks = np.random.default_rng(seed).integers(0, len(finite), (draws, len(finite)))
@@ -256,8 +255,8 @@ def _seed(seed: int, metric: str) -> int:
 
 
 def _mean(values: Sequence[float]) -> float:
-    finite = [value for value in values if np.isfinite(value)]
-    return float(np.mean(finite)) if finite else float("nan")
+    finite = _finite(values)
+    return float(finite.mean()) if len(finite) else float("nan")
 
 
 def _finite(values: Sequence[float] | np.ndarray) -> np.ndarray:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -272,7 +272,7 @@ def write_complexity(folder: Path, table: Table) -> tuple[list[Path], str]:
             f"{cost.gmacs_sample:.2f}", str(cost.evaluations), f"{theirs.psnr:.3f}",
             _gmac_note(name, cost.gmacs_forward / theirs.gmacs),
         ])  # fmt: skip
-        facts.append({"system": name, "title": title, "ours": cost.as_dict(), "published": theirs._asdict()})
+        facts.append({"system": name, "title": title, "ours": asdict(cost), "published": theirs._asdict()})
     heading = [
         "system", "parameters M", "published", "difference", "GMAC per forward", "published", "difference",
         "GMAC per sample", "evaluations", "PSNR published", "note",
