@@ -301,6 +301,18 @@ def test_a_wholly_hidden_reference_does_not_lead(small, options):
     assert not np.array_equal(remover.predict(cloudy, reference=0, cloud_mask=hidden, seed=2).clear, new.clear)
 
 
+@pytest.mark.parametrize("options", [{}, {"tile": 16, "overlap": 8}])
+def test_the_error_of_a_wholly_hidden_reference_includes_the_difference_of_the_dates(small, options):
+    cloudy, hidden = scene(), np.zeros((3, 16, 24), bool)
+    hidden[0] = True
+    cloudy[2] = cloudy[1] + 0.1
+    remover = small.with_options(**options)
+    stated = remover.predict(cloudy, reference=0, cloud_mask=hidden).spread
+    alone = remover.predict(cloudy, reference=None, cloud_mask=hidden).spread
+    usual = 0.03
+    np.testing.assert_allclose(stated, np.hypot(alone, np.sqrt((0.1**2 + usual**2) / 2)), rtol=5e-2)
+
+
 def test_papers_network_follows_the_reference_when_its_mask_is_given(paper):
     cloudy, cloud = scene(bands=3), masks()
     result = paper.predict(cloudy, cloud_mask=[None, cloud[1], None], reference=1, steps=1)
@@ -382,9 +394,7 @@ def test_samples_are_averaged_and_their_spread_is_told(small):
     # The mean is taken before values below 0 are cut off, so compare where no single result was cut.
     inside = (np.stack(singles) > 0).all(axis=0) & ~result.kept
     np.testing.assert_allclose(result.clear[inside], np.mean(singles, axis=0)[inside], atol=1e-6)
-    stated = small.predict(
-        cloudy, reference=0, cloud_mask=masks(), steps=2
-    ).spread  # one sample: the network's own word
+    stated = small.predict(cloudy, reference=0, cloud_mask=masks(), steps=4).spread  # that of the first sample
     together = np.hypot(stated, np.std(singles, axis=0))
     np.testing.assert_allclose(result.spread[inside], together[inside], rtol=1e-4, atol=1e-5)
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 import torch
 
 from sader.model.composite import prepare_dates
-from sader.model.heads import LARGEST_FACTOR, ErrorHead, seen_error
+from sader.model.heads import LARGEST_FACTOR, ErrorHead, error_terms, seen_error
 
 
 def matched():
@@ -65,18 +65,23 @@ def changed_fields(*, seen: bool = True):
     return field[0, 0], dates, weights, ground
 
 
+def corrected(stated, dates, weights, others, bands, images=None):
+    terms = error_terms(stated, dates, weights, others, images or (others, others), bands)
+    return seen_error(stated, terms)
+
+
 def test_land_that_changed_where_it_is_seen_is_less_certain_where_it_is_hidden() -> None:
     field, dates, weights, others = changed_fields()
     flat = torch.full((1, 4, 96, 96), -4.0)
-    found = seen_error(flat, dates, weights, others, ("B02", "B03", "B04", "B08"))[0, :, 48:].exp()
+    found = corrected(flat, dates, weights, others, ("B02", "B03", "B04", "B08"))[0, :, 48:].exp()
     assert found[:, field[48:]].mean() > 2 * found[:, ~field[48:]].mean()
     torch.testing.assert_close(found[0], found[3])  # the bands keep the proportions that the network stated
 
 
 def test_dates_without_a_common_clear_pixel_have_a_large_error() -> None:
     flat, bands = torch.full((1, 4, 96, 96), -4.0), ("red", "green", "blue", "nir")
-    seen = seen_error(flat, *changed_fields()[1:], bands)[0, :, 48:]
-    unseen = seen_error(flat, *changed_fields(seen=False)[1:], bands)[0, :, 48:]
+    seen = corrected(flat, *changed_fields()[1:], bands)[0, :, 48:]
+    unseen = corrected(flat, *changed_fields(seen=False)[1:], bands)[0, :, 48:]
     assert unseen.isfinite().all()
     assert unseen.exp().mean() > 1.5 * seen.exp().mean()
 
@@ -85,12 +90,25 @@ def test_a_missing_band_does_not_change_what_is_stated_for_the_others() -> None:
     _, dates, weights, others = changed_fields()
     stated = torch.full((1, 4, 96, 96), -4.0)
     bands = ("B02", "B03", "B04", "B05")
-    whole = seen_error(stated[:, :3], _without(dates, 3), weights, others[:, :3], bands[:3])
+    whole = corrected(stated[:, :3], _without(dates, 3), weights, others[:, :3], bands[:3])
     padded = _without(dates, 3, fill=True)
     shown = others.clone()
     shown[:, 3] = 0.0
-    found = seen_error(stated, padded, weights, shown, bands)
+    found = corrected(stated, padded, weights, shown, bands)
     torch.testing.assert_close(found[:, :3], whole)
+
+
+def test_detail_and_what_the_network_changed_are_less_certain() -> None:
+    _, dates, weights, others = changed_fields()
+    flat, bands = torch.full((1, 4, 96, 96), -4.0), ("B02", "B03", "B04", "B08")
+    smooth = torch.zeros_like(others)
+    plain = corrected(flat, dates, weights, others, bands, (smooth, smooth))
+    changed = corrected(flat, dates, weights, others, bands, (smooth, smooth + 0.05))
+    detailed = smooth.clone()
+    detailed[..., ::2] = 0.1
+    rough = corrected(flat, dates, weights, others, bands, (detailed, detailed))
+    assert (changed > plain + 0.3).all()
+    assert (rough > plain + 0.1).all()
 
 
 def _without(dates, band: int, *, fill: bool = False):

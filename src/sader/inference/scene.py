@@ -285,6 +285,8 @@ def _raw_tile(plan: ScenePlan, remover: CloudRemover, raw: RawTiles, number: int
     if plan.bands != remover.bands:
         places = [remover.bands.index(band) for band in plan.bands]
         clear, spread = clear[places], spread[places]
+    if plan.match is not None and plan.match.level is not None:
+        spread = torch.hypot(spread, to_device(plan.match.level, spread.device)[:, None, None])
     weights = None if raw.weights is None else raw.weights[number]
     agrees = None
     if plan.reference is not None and tile.read.masks[plan.reference] is None and remover.states_error:

@@ -24,6 +24,7 @@ from sader.inference.tiling import Window
 from sader.inference.values import HIGHEST, LOWEST, to_device
 from sader.model.blocks import full_precision, to_model_range
 from sader.model.composite import NOISE_VARIANCE, clearest_date
+from sader.model.heads import level_spread
 from sader.model.matching import CELL, MOST_CHANGE, carried_inward, fit_dates, inlier_weight
 
 if TYPE_CHECKING:
@@ -57,6 +58,8 @@ class SceneMatch:
     """(C,) in model units."""
     cell: int
     """Pixels of the scene along one cell."""
+    level: NDArray[np.float32] | None = None
+    """(C,) reflectance: error to be expected because nothing of the reference date is seen; None where it is seen."""
 
     @classmethod
     def fit(
@@ -67,11 +70,12 @@ class SceneMatch:
         cloud: NDArray[np.float32],
         reference: int | None,
         factor: int,
+        hidden: bool = False,
     ) -> SceneMatch:
         """Return the maps fitted on an overview of the scene.
 
         cloudy: (T, C, h, w) reflectance; valid, cloud: (T, h, w), NaN = unknown. reference: None = the clearest date.
-        factor: pixels of the scene along one pixel of the overview.
+        factor: pixels of the scene along one pixel of the overview. hidden: the date to be cleaned shows nothing.
         """
         series = to_model_range(torch.from_numpy(np.where(valid[:, None], cloudy, 0.5).astype(np.float32)))[None]
         observed = torch.from_numpy(valid)[None]
@@ -81,7 +85,8 @@ class SceneMatch:
             coefficients, centre = fit_dates(series, clear, anchor, observed=observed)
             coefficients = coefficients.clone()
             coefficients[0, int(anchor[0])] = 0.0  # the date itself stays as it is, to the bit
-        return cls(coefficients[0].numpy(), centre[0, 0, :, 0, 0].numpy(), CELL * factor)
+            level = (level_spread(series, clear, anchor)[0] / 2).numpy() if hidden else None
+        return cls(coefficients[0].numpy(), centre[0, 0, :, 0, 0].numpy(), CELL * factor, level)
 
     def change(self, window: Window, cloudy: Tensor) -> Tensor:
         """Return the correction of the dates (T, C, h, w) of a window, in reflectance, on their device."""
@@ -200,15 +205,15 @@ class Overview:
         alone = max(shape) <= remover.tile_size or len(self.cloudy) == 1 or not remover.matches_dates
         if alone or not self.valid.any():
             return None
-        if reference is not None and self.shows_nothing(reference):
-            reference = None
+        hidden = reference is not None and self.shows_nothing(reference)
         with intra_op_threads(1):
             return SceneMatch.fit(
                 self.cloudy.clip(LOWEST, HIGHEST),
                 valid=self.valid,
                 cloud=self.cloud,
-                reference=reference,
+                reference=None if hidden else reference,
                 factor=overview_factor(*shape),
+                hidden=hidden,
             )
 
 

@@ -22,7 +22,7 @@ from sader.method.diffusion import Denoiser, Solver, sample
 from sader.method.resampling import Guide, Resampler, ResamplerConfig, cloud_cover, fuse
 from sader.model.blocks import to_model_range, to_reflectance
 from sader.model.composite import with_contrast
-from sader.model.heads import seen_error, steady_correction
+from sader.model.heads import error_terms, level_spread, seen_error, steady_correction
 from sader.model.mtcdn import MTCDN, Condition
 
 if TYPE_CHECKING:
@@ -143,7 +143,12 @@ class SaderTile(nn.Module):
             if condition.contrast is not None and steps == 1:  # more steps add texture of their own
                 image = with_contrast(image, condition.contrast)
             images.append(image)
-        error = expected_error(condition, self.network.config.bands, scene=inputs.change is not None)
+        error = expected_error(condition, images[0], self.network.config.bands, scene=inputs.change is not None)
+        if error is not None and condition.matched is not None and inputs.change is None:
+            clear = condition.matched.clear[..., : cloudy.shape[-2], : cloudy.shape[-1]]
+            level = level_spread(cloudy.float(), clear.float(), condition.matched.anchor)[:, :, None, None] / 2
+            replaced = ((inputs.reference >= 0) & (reference < 0))[:, None, None, None]
+            error = torch.where(replaced, (error.square() + level.square()).sqrt(), error)
         return TileOutput(torch.stack(images), cloud, error, shown, condition.weights)
 
 
@@ -161,8 +166,8 @@ def feathered(output: TileOutput, inputs: TileInputs) -> Tensor:
     return torch.stack([feather(image, own, output.shown) for image in output.images])
 
 
-def expected_error(condition: Condition, bands: Sequence[str], *, scene: bool = False) -> Tensor | None:
-    """Return the standard deviation (B, C, H, W) in reflectance that is to be expected, or None.
+def expected_error(condition: Condition, image: Tensor, bands: Sequence[str], *, scene: bool = False) -> Tensor | None:
+    """Return the standard deviation (B, C, H, W) in reflectance that is to be expected of `image`, or None.
 
     The network's own estimate is corrected by the errors that show at the clear pixels of the tile (`seen_error`).
     bands: names of the C bands. scene: the tile belongs to a scene, so that neighbouring tiles may lie in the same gap
@@ -173,9 +178,10 @@ def expected_error(condition: Condition, bands: Sequence[str], *, scene: bool = 
         return None
     matched, weights, others = condition.matched, condition.weights, condition.others
     if matched is not None and weights is not None and others is not None:
-        if scene:
-            stated = stated + steady_correction(matched, weights)
-        stated = seen_error(stated, matched, weights, others, bands)
+        correction = steady_correction(matched, weights) if scene else 0.0
+        images = condition.mean[:, 0], to_model_range(image)
+        terms = error_terms(stated, matched, weights, others, images, bands, correction)
+        stated = seen_error(stated + correction, terms)
     # The head predicts the scale of a Laplace distribution, whose standard deviation is sqrt(2) times as large; the
     # model's range is twice as wide as reflectance.
     return stated.exp() * (2**0.5 / 2)

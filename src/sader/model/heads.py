@@ -25,8 +25,16 @@ from einops import rearrange
 from torch import Tensor, nn
 
 from sader.model.blocks import ResBlock, depth_to_space, space_to_depth, zero_init
-from sader.model.composite import NOISE_VARIANCE, VARIANCE_FLOOR, MatchedDates, blend_of_others, box_mean, prepare_dates
-from sader.model.matching import inlier_weight, solve_positive, spread_from_clear
+from sader.model.composite import (
+    NOISE_VARIANCE,
+    VARIANCE_FLOOR,
+    MatchedDates,
+    blend_of_others,
+    box_mean,
+    is_date,
+    prepare_dates,
+)
+from sader.model.matching import LIGHT, inlier_weight, solve_positive, spread_from_clear
 
 CLASSES = ("clear", "thick cloud", "thin cloud", "shadow")
 
@@ -197,20 +205,45 @@ EVIDENCE = 500.0
 """Clear pixels at which that fit is trusted by half, beyond its mean."""
 UNSEEN, UNSEEN_PIXELS = 0.12, 50.0
 """Error, in model units, where the dates have no clear pixel in common, and the number of pixels it counts as."""
+LEAST_COMMON = 0.01
+"""Share of pixels clear on two dates from which on their difference counts in `level_spread`."""
 NEARBY = 65
 """Edge in pixels of the window that measures how close a pixel is to clear ones of the anchor."""
-ERROR_TERMS = (0.371, 0.077, -0.340, 0.446, -0.141)
-"""Factors of the network's estimate, of the usual misfit nearby, of the share of clear pixels nearby and of the visible
-errors of similar land, and the constant; fitted on 34 training items of six sources (benchmarks/log/training.md)."""
+ERROR_TERMS = (0.190, 0.191, -0.249, 0.422, 0.169, 0.039, 0.503)
+"""Factors of the `error_terms`, and the constant, from 98 items of training places (benchmarks/stated_error.py)."""
 
 
-def seen_error(stated: Tensor, matched: MatchedDates, weights: Tensor, others: Tensor, bands: Sequence[str]) -> Tensor:
+def seen_error(stated: Tensor, terms: Tensor) -> Tensor:
     """Return the logarithm of the expected error (B, C, H, W), corrected by the errors that can be seen.
+
+    stated: (B, C, H, W), the network's estimate; its proportions of the bands stay. terms: those of `error_terms`.
+    """
+    *factors, constant = ERROR_TERMS
+    joined = sum(factor * term for factor, term in zip(factors, terms.split(1, dim=1), strict=True)) + constant
+    return stated + joined - terms[:, :1]
+
+
+def error_terms(
+    stated: Tensor,
+    matched: MatchedDates,
+    weights: Tensor,
+    others: Tensor,
+    images: tuple[Tensor, Tensor],
+    bands: Sequence[str],
+    correction: Tensor | float = 0.0,
+) -> Tensor:
+    """Return what the error of a pixel depends on, (B, 6, H, W): mostly logarithms of errors, of all bands together.
+
+    The network's estimate; the usual misfit nearby; the share of clear pixels of the anchor nearby; the visible errors
+    of similar land; how much the network changed the composite; the contrast of the composite within 3 x 3 pixels.
 
     At clear pixels of the anchor the error of the prediction from the other dates, `others` (B, C, H, W), is known. Its
     logarithm is fitted as a sum of functions of the spectrum: fields that changed elsewhere in the tile are likely to
-    have changed under the cloud. `ERROR_TERMS` join it with the network's estimate `stated` (B, C, H, W). Where the
-    anchor shows nothing, the other dates cannot be matched to it, and the error is large.
+    have changed under the cloud. Where the anchor shows nothing, the other dates cannot be matched to it, and the error
+    is large.
+
+    images: composite and result (B, C, H, W), in the model's range. bands: names of the C bands. correction: that of
+    `steady_correction`, 0 outside scenes.
     """
     own, own_clear = matched.at_anchor(matched.dates).float(), matched.at_anchor(matched.clear).float()
     is_anchor = (matched.flag > 0)[:, :, None, None]
@@ -240,11 +273,14 @@ def seen_error(stated: Tensor, matched: MatchedDates, weights: Tensor, others: T
     moments = left @ x.transpose(1, 2) + SMOOTHING * torch.eye(x.shape[1], device=x.device)
     slopes = solve_positive(moments, left @ (seen - mean).flatten(2).transpose(1, 2))
     similar = mean + count / (count + EVIDENCE) * (slopes.transpose(1, 2) @ x).view(seen.shape)
-    network = over_bands(stated.exp()).log()
-    usual = 0.5 * (weights.float() * matched.variance).sum(dim=1, keepdim=True).log()
-    a, b, c, d, constant = ERROR_TERMS
-    joined = a * network + b * usual + c * box_mean(own_clear[:, None], NEARBY) + d * similar + constant
-    return stated + joined - network
+    network = over_bands((stated + correction).exp()).log()
+    usual = 0.5 * (weights.float() * matched.variance).sum(dim=1, keepdim=True).log() + correction
+    composite, result = images[0].float(), images[1].float()
+    corrected = (over_bands((result - composite).abs()) + 1e-3).log()
+    around = F.pad(composite, (1, 1, 1, 1), mode="replicate")
+    contrast = F.avg_pool2d(around.square(), 3, stride=1) - F.avg_pool2d(around, 3, stride=1).square()
+    contrast = 0.5 * (over_bands(contrast.clamp(min=0.0)) + 1e-6).log()
+    return torch.cat([network, usual, box_mean(own_clear[:, None], NEARBY), similar, corrected, contrast], dim=1)
 
 
 def steady_correction(matched: MatchedDates, weights: Tensor) -> Tensor:
@@ -274,6 +310,23 @@ def steady_correction(matched: MatchedDates, weights: Tensor) -> Tensor:
     excess = (share * matched.variance).sum(dim=1, keepdim=True) / (share * steady).sum(dim=1, keepdim=True)
     seen = target_clear.mean(dim=(-2, -1))[:, None, None, None]
     return -0.5 * EXCESS * (1 - seen / SEEN_WELL).clamp(min=0) * excess.log()
+
+
+def level_spread(dates: Tensor, clear: Tensor, anchor: Tensor) -> Tensor:
+    """Return how far a date that shows nothing may be from the anchor, (B, C), root mean square in the model's range.
+
+    As far as the other dates are before they are matched, at pixels clear in both; `LIGHT` counts as one date more.
+    Without such pixels it is 0, because `error_terms` then contain no visible error. dates: (B, T, C, H, W); clear:
+    (B, T, H, W), 0 to 1.
+    """
+    rows = torch.arange(anchor.shape[0], device=anchor.device)
+    both = clear * clear[rows, anchor][:, None]
+    squared = ((dates - dates[rows, anchor][:, None]).square() * both[:, :, None]).sum(dim=(-2, -1))
+    share = both.mean(dim=(-2, -1)) * ~is_date(anchor, dates.shape[1])
+    counts = (share > LEAST_COMMON).to(dates.dtype)[:, :, None]
+    squared = counts * squared / both.sum(dim=(-2, -1)).clamp(min=1.0)[:, :, None]
+    number = counts.sum(dim=1)
+    return ((squared.sum(dim=1) + LIGHT**2) * number.clamp(max=1) / (number + 1)).sqrt()
 
 
 MASK_CLASSES = ("land", "thick cloud", "thin cloud", "shadow", "water", "snow")
