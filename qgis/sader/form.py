@@ -47,6 +47,7 @@ MODELS = (
     ("", "Automatic: by the bands of the files"),
     ("sader-s2-rgbn", "sader-s2-rgbn: blue, green, red, near infrared"),
     ("sader-s2-msi", "sader-s2-msi: all bands of Sentinel-2"),
+    ("sader-paper", "sader-paper: the network of the paper, four bands, much slower"),
 )
 
 INPUTS = (
