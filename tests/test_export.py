@@ -28,6 +28,7 @@ from sader.inference.onnx import (
     write_onnx,
 )
 from sader.inference.remover import CloudRemover, RemoverOptions, default_backend
+from sader.inference.scene import AGREEMENT, LARGEST_AGREEMENT
 from sader.inference.tiling import Window
 from sader.models import build_model, get_preset
 
@@ -167,10 +168,16 @@ def test_numpy_alone_gives_the_image_of_predict(checkpoint, session):
         "band_present": np.ones((1, 4), dtype=bool),
     })  # fmt: skip
     clear, used, error = clear[0, :, :45, :50], used[0, :, :45, :50], error[0, :, :45, :50]
-    kept = used[0] < 0.5
-    np.testing.assert_array_equal(kept, wanted.kept)
-    np.testing.assert_allclose(np.where(kept, scene.cloudy[0], clear.clip(0)), wanted.clear, atol=1e-4)
-    np.testing.assert_allclose(np.where(kept, 0, error), wanted.spread, atol=1e-4)
+    visible = used[0] < 0.5
+    difference = np.abs(scene.cloudy[0] - clear)
+    kept = visible | (difference <= np.minimum(AGREEMENT * error, LARGEST_AGREEMENT)).all(axis=0)
+    assert visible[wanted.kept].mean() < 1  # some pixels are kept because they agree
+    same = kept == wanted.kept  # which of them may depend on the last digits
+    assert same[visible].all()
+    assert same.mean() > 0.995
+    image = np.where(kept, scene.cloudy[0], clear.clip(0))
+    np.testing.assert_allclose(image[:, same], wanted.clear[:, same], atol=1e-4)
+    np.testing.assert_allclose(np.where(visible, 0, error), wanted.spread, atol=1e-4)
 
 
 @pytest.mark.slow  # makes a graph of its own: half a minute on two busy cores

@@ -277,9 +277,11 @@ def error_terms(
     usual = 0.5 * (weights.float() * matched.variance).sum(dim=1, keepdim=True).log() + correction
     composite, result = images[0].float(), images[1].float()
     corrected = (over_bands((result - composite).abs()) + 1e-3).log()
-    around = F.pad(composite, (1, 1, 1, 1), mode="replicate")
-    contrast = F.avg_pool2d(around.square(), 3, stride=1) - F.avg_pool2d(around, 3, stride=1).square()
-    contrast = 0.5 * (over_bands(contrast.clamp(min=0.0)) + 1e-6).log()
+    around, (height, width) = F.pad(composite, (1, 1, 1, 1), mode="replicate"), composite.shape[-2:]
+    near = [around[..., y : y + height, x : x + width] for y in range(3) for x in range(3)]
+    middle = F.avg_pool2d(around, 3, stride=1)
+    squares = sum(((one - middle).square() for one in near), start=torch.zeros_like(middle))  # E[x^2] - E[x]^2 cancels
+    contrast = 0.5 * (over_bands(squares / len(near)) + 1e-6).log()
     return torch.cat([network, usual, box_mean(own_clear[:, None], NEARBY), similar, corrected, contrast], dim=1)
 
 
