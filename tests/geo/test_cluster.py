@@ -491,7 +491,7 @@ def test_the_only_worker_dies_and_the_scheduler_after_it(scenes, tmp_path, remov
 
             with pytest.raises(DataError, match=r"the dask cluster is gone .*Finished rows are kept"):
                 run(kill)
-            assert time.monotonic() - started[0] < 60
+            assert time.monotonic() - started[0] < 20
         finally:
             for process in processes:
                 process.kill()
@@ -536,7 +536,7 @@ def test_a_local_cluster_opens_no_ports():
 
 
 def test_an_address_without_scheduler_is_told_within_seconds(scenes, tmp_path, remover, monkeypatch):
-    monkeypatch.setattr("sader.geo.xarray.cluster.CONNECT_SECONDS", 1.0)
+    monkeypatch.setattr("sader.geo.xarray.cluster.CONNECT_SECONDS", 0.2)
     started = time.monotonic()
     for address in ("tcp://127.0.0.1:9", "nonsense", "no-such-file.json"):
         with (
@@ -544,7 +544,7 @@ def test_an_address_without_scheduler_is_told_within_seconds(scenes, tmp_path, r
             connect(address),
         ):
             pass
-    assert time.monotonic() - started < 25  # three times CONNECT_SECONDS takes longer
+    assert time.monotonic() - started < 5
 
 
 def test_a_scheduler_without_workers_is_told(monkeypatch):

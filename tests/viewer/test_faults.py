@@ -283,7 +283,10 @@ def test_a_file_that_disappears_while_sizes_are_summed(tmp_path, monkeypatch):
 
     monkeypatch.setattr(os, "stat", stat)
     upload = scenes.begin_upload(scene.id, "b.tif", 10)
+    scenes.receive(upload, b"0123456789")
+    scenes.keep_upload(upload)
     scenes.end_upload(upload)
+    assert (scenes.files_folder(scene.id) / "b.tif").read_bytes() == b"0123456789"
 
 
 def test_a_scene_deleted_between_the_steps_of_an_upload(tmp_path):
