@@ -673,9 +673,9 @@ def has_dropout(name):
 
 
 def test_capturable_are_those_measured_to_be_equal():
-    """The list that `test_a_captured_step_is_an_eager_step` passed on an H200; it was not run there with dropout."""
-    capturable = {name for name in BASELINES if get_system(name).capturable}
-    assert capturable == {"ae", "crtsnet", "ddpmcr", "diffcr", "emrdm", "pix2pix", "seqdms"}
+    """All passed `test_a_captured_step_is_an_eager_step` on an H200, dropout included. CycleGAN is left out: images of
+    the warm-up of a capture would stay in its pool."""
+    assert {name for name in BASELINES if not get_system(name).capturable} == {"cyclegan"}
     assert {name for name in BASELINES if has_dropout(name)} == {"mcgan", "pmaa", "stgan", "uncrtaints", "ctgan"}
 
 

@@ -199,5 +199,6 @@ SYSTEM = System(
     paper_parameters=642.92,
     paper_gmacs=632.05,
     reference="Huang and Wu, ICIP 2022",
+    capturable=True,
     train={**CONFORMER_RECIPE, "crop": 256},
 )

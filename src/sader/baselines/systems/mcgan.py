@@ -122,5 +122,6 @@ SYSTEM = System(
     paper_parameters=54.42,
     paper_gmacs=35.88,
     reference="Enomoto et al., CVPR Workshops 2017, arXiv 1710.04835",
+    capturable=True,
     train={**GAN_RECIPE, "epochs": 300.0, "crop": 256},
 )

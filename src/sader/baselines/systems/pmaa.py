@@ -172,6 +172,7 @@ SYSTEM = System(
     paper_gmacs=92.35,
     assumed=True,
     reference="Zou et al., ECAI 2023, arXiv 2303.16565",
+    capturable=True,
     train=CONFORMER_RECIPE,
     note="52.5 GMACs of the printed 92.35: 44.4 are the extractor shared with CTGAN; the resolution of the multi-scale "
     "blocks is not published.",

@@ -90,5 +90,6 @@ SYSTEM = System(
     paper_gmacs=1094.94,
     reference="Sarukkai et al., WACV 2020, arXiv 1912.06838",
     note="The printed 1094.94 GMACs count transposed convolutions at the size of their output: 703.2 + 391.4 = 1094.6.",
+    capturable=True,
     train={**GAN_RECIPE, "batch_size": 4},
 )

@@ -196,5 +196,6 @@ SYSTEM = System(
     paper_parameters=0.57,
     paper_gmacs=37.16,
     reference="Ebel et al., UnCRtainTS, CVPR EarthVision workshop",
+    capturable=True,
     train={"adam_lr": 1e-3, "schedule": "constant", "ema_decay": 0.0, "epochs": 20.0, "batch_size": 4},
 )

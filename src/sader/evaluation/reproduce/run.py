@@ -95,11 +95,8 @@ def run_reproduce(request: ReproduceRequest, notify: Notify = lambda text: None)
         _run_rows(work, outcome, notify)
     for table in tables:
         write = write_loss_masks if table.name == LOSS_MASKS else write_table
-        parts = [
-            write(settings[dataset], table, request.out / table.name / settings[dataset].label)
-            for dataset in table.rows
-            if dataset in settings
-        ]
+        present = [settings[dataset] for dataset in table.rows if dataset in settings]
+        parts = [write(setting, table, request.out / table.name / setting.label) for setting in present]
         if table.name == COMPLEXITY:
             parts = [write_complexity(request.out / table.name, table)]
         for files, text in parts:
@@ -227,9 +224,7 @@ def find_settings(request: ReproduceRequest, tables: Sequence[Table], *, needs_d
     series = [text for text in request.data if not text.startswith(f"{EUROSAT}:")]
     guides = [Path(text.partition(":")[2]) for text in request.data if text.startswith(f"{EUROSAT}:")]
     if guides and not is_eurosat_ms(guides[0]):
-        raise DataError(
-            f"{guides[0]} holds no CLASS/CLASS_1.tif; expected EuroSAT-MS (13-band GeoTIFFs). Check --data."
-        )
+        raise DataError(f"{guides[0]}: no CLASS/CLASS_1.tif; expected EuroSAT-MS (13-band GeoTIFFs). Check --data.")
     guide_root = guides[0] if guides else None
     found = {name: Setting(request, name, root=root, guide_root=guide_root) for name, root in map(_parse_data, series)}
     for table in tables:
@@ -239,9 +234,8 @@ def find_settings(request: ReproduceRequest, tables: Sequence[Table], *, needs_d
             sources = "; ".join(f"{dataset}: {DATASETS[dataset].source}" for dataset in table.rows)
             needed = " or ".join(table.rows)
             raise DataError(f"{given}, but {table.name} needs {needed} ({sources}). Use {names}, or --tiny.")
-    return {
-        name: found.get(name, Setting(request, name)) for name in wanted if name in found or not (needs_data or found)
-    }
+    present = [name for name in wanted if name in found or not (needs_data or found)]
+    return {name: found.get(name, Setting(request, name)) for name in present}
 
 
 def _parse_data(text: str) -> tuple[str, Path]:
@@ -265,9 +259,12 @@ def _parse_data(text: str) -> tuple[str, Path]:
 
 UNKNOWN = "not known without --data"
 DEVICE = "one H200, 256 px"
-MEASURED = {"sen2_mtc_new": 43.0, "pix2pix": 53.0, "ae": 63.0, "cyclegan": 6.8, "pmaa": 21.0, "emrdm": 36.0}
-MEASURED |= {"crtsnet": 0.7, "uncrtaints": 22.0, "seqdms": 16.0}
+MEASURED = {"sen2_mtc_new": 43.0, "sen12mscrts_ea": 7.6, "mcgan": 38.6, "pix2pix": 53.5, "ae": 63.0, "cyclegan": 6.8}
+MEASURED |= {"stgan": 1.8, "ctgan": 7.8, "pmaa": 24.3, "crtsnet": 0.7, "uncrtaints": 22.0, "diffcr": 37.5}
+MEASURED |= {"emrdm": 42.4, "seqdms": 16.0}
 """Training samples per second on `DEVICE`: benchmarks/training_throughput.py, with --systems except `sen2_mtc_new`."""
+REMARKS = {"sen2_mtc_new": " in bf16; float32 is slower", "stgan": " with its memory full: a lower bound"}
+OTHER_NETWORK = " with the network of the preset; this run has other bands or parts"
 GMACS = 361.6
 """One forward of `sen2_mtc_new`, from which the speed of systems that were not measured is estimated."""
 STEPS = 30.0
@@ -296,9 +293,7 @@ def dry_run(request: ReproduceRequest) -> list[str]:
         speed = training_speed(spec.base, config.model, config.train.batch_size * config.train.accumulate)
         head += _amounts(config.train, series, request.seconds, speed)
         texts.append("\n".join([*head, *_settings(config)]) + "\n")
-    for (dataset, kind), bands in guides.items():
-        texts.append(_guide_text(settings[dataset], kind, bands))
-    return texts
+    return texts + [_guide_text(settings[dataset], kind, bands) for (dataset, kind), bands in guides.items()]
 
 
 def _guide_text(setting: Setting, kind: str, bands: tuple[str, ...]) -> str:
@@ -314,7 +309,7 @@ def _guide_text(setting: Setting, kind: str, bands: tuple[str, ...]) -> str:
 def training_speed(base: str, model: AnyModelConfig, batch: int) -> tuple[float, str]:
     """Return samples per second on `DEVICE` and how the figure was found; batch: samples of a step."""
     if base in MEASURED:
-        how = " in bf16; float32 is slower" if base == "sen2_mtc_new" else ""
+        how = REMARKS.get(base, "") + (OTHER_NETWORK if model.network != resolve(base).model.network else "")
         return MEASURED[base], f"{MEASURED[base]:g} samples/s measured on {DEVICE}{how}"
     speed = min(STEPS * batch, MEASURED["sen2_mtc_new"] * GMACS / model_cost(model).gmacs_forward)
     return speed, f"{speed:.1f} samples/s on {DEVICE} ESTIMATED from the GMACs of one forward, not measured"
