@@ -14,7 +14,8 @@ JOBS = ("remove", "remove-zarr", "series", "train")
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
-@pytest.mark.parametrize(("jobs", "every"), [(("remove", "train"), 101), pytest.param(JOBS, 5, marks=pytest.mark.slow)])
+@pytest.mark.slow  # without processes: tests/geo/test_resume.py and tests/training/test_kills.py
+@pytest.mark.parametrize(("jobs", "every"), [(("remove", "train"), 101), (JOBS, 5)])
 def test_killed_at_file_operations(jobs, every):
     pytest.importorskip("rasterio")
     pytest.importorskip("zarr")

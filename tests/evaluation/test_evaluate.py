@@ -13,15 +13,17 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
+from sader.bands import BANDS_13
 from sader.cli.main import app
 from sader.data.cloud_rules import estimate_cloud_mask
 from sader.data.items import Item, clean_this_date
 from sader.data.shards import SeriesRecord, write_shard
-from sader.errors import ConfigError, DataError, ShapeError, ValueRangeError
+from sader.errors import BandError, ConfigError, DataError, ShapeError, ValueRangeError
 from sader.evaluation.data import DataRequest, load_records
 from sader.evaluation.diagnosis import evaluate_masks
 from sader.evaluation.evaluate import EvaluationRequest, run_evaluation, score_methods
 from sader.evaluation.methods import (
+    S2CLOUDLESS,
     ClassicalMethod,
     RemoverMethod,
     classical_methods,
@@ -340,9 +342,26 @@ def test_the_command_prints_the_table_and_json(tmp_path: Path) -> None:
     assert json.loads(done.stdout)["items"] == 1
 
 
+def test_classical_methods_with_masks_of_s2cloudless(items: list[Item], monkeypatch: pytest.MonkeyPatch) -> None:
+    method, item = ClassicalMethod("least_cloudy", "own", S2CLOUDLESS), items[0]
+    with pytest.raises(BandError, match=r"s2cloudless needs bands that are missing: B01, .*B10.*Use a NAME \(rules\)"):
+        method(item)
+    images = np.full(
+        (3, 13, 64, 64), 0.08, np.float32
+    )  # dark ground; a bright, cold cloud with a signal in the cirrus band
+    images[0, :, :32], images[1] = 0.7, 0.7
+    images[:, BANDS_13.index("B10")] = np.where(images[:, 0] > 0.5, 0.05, 0.001)
+    known = np.ones((3, 64, 64), bool)
+    scene = replace(
+        item, cloudy=images, clear=images[2], bands=BANDS_13, valid=known, cloud_mask=~known, scored=known[0], days=None
+    )
+    np.testing.assert_array_equal(method(replace(scene, reference=None)), images[2])
+
+
 def test_models_are_found_by_name() -> None:
     assert make_method("ridge_blend", mask="own") == ClassicalMethod("ridge_blend", "own")
     assert make_method("ridge_blend (rules)", mask="true") == ClassicalMethod("ridge_blend", "own")
+    assert make_method("ridge_blend (s2cloudless)") == ClassicalMethod("ridge_blend", "own", S2CLOUDLESS)
     assert make_method("flat_colour_of_truth") is flat_colour_of_truth
     shipped = make_method("sader-s2-rgbn", options=RemoverOptions(guide="mean"))
     assert isinstance(shipped, RemoverMethod)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 import tempfile
 import warnings
 from pathlib import Path
@@ -23,8 +24,9 @@ rasterio = pytest.importorskip("rasterio")
 hypothesis = pytest.importorskip("hypothesis")
 st = hypothesis.strategies
 BANDS = ("B02", "B03", "B04", "B08")
+SLOW = "SADER_SLOW_TESTS" in os.environ  # set by tests/conftest.py
 SETTINGS = hypothesis.settings(
-    max_examples=60,
+    max_examples=60 if SLOW else 20,
     deadline=None,
     derandomize=True,
     database=None,
@@ -130,7 +132,7 @@ def test_a_raster_is_refused_or_cleared_as_in_memory(tiny, raster):
             assert np.isfinite(dataset.read()[:, valid.any(axis=0)].astype(float)).all()
 
 
-@hypothesis.settings(SETTINGS, max_examples=25)
+@hypothesis.settings(SETTINGS, max_examples=25 if SLOW else 10)
 @hypothesis.given(raster=rasters())
 def test_a_zarr_store_is_refused_or_cleared_as_in_memory(tiny, raster):
     xarray, zarr = pytest.importorskip("xarray"), pytest.importorskip("sader.geo.xarray.zarr")

@@ -92,10 +92,11 @@ def test_the_files_are_read_once(tmp_path, folder, tiny, monkeypatch):
 
 def test_a_long_series_is_told_about_nearest(tmp_path, folder, command, monkeypatch):
     monkeypatch.setattr("sader.geo.series.MANY_DATES", 2)
-    status, _, err = command("series", folder, "-o", tmp_path / "all")
+    masks = ("--mask", tmp_path / "masks")
+    status, _, err = command("series", folder, "-o", tmp_path / "all", *masks)
     assert status == 0, err
     assert "--nearest 6" in err
-    status, _, err = command("series", folder, "-o", tmp_path / "near", "--nearest", 1)
+    status, _, err = command("series", folder, "-o", tmp_path / "near", "--nearest", 1, *masks)
     assert "--nearest" not in err
 
 
@@ -139,7 +140,7 @@ def test_collection_has_relative_links(tmp_path, folder, tiny):
 
 
 def test_a_second_run_computes_nothing(tmp_path, folder, command):
-    arguments = ("series", folder, "-o", tmp_path / "out")
+    arguments = ("series", folder, "-o", tmp_path / "out", "--mask", tmp_path / "masks")
     assert command(*arguments)[0] == 0
     before = {path.name: path.stat().st_mtime_ns for path in (tmp_path / "out").glob("*.tif")}
     (tmp_path / "out" / f"{DAYS[1]}.json").unlink()
@@ -151,12 +152,13 @@ def test_a_second_run_computes_nothing(tmp_path, folder, command):
 
 
 def test_results_of_other_options_are_refused_before_the_work(tmp_path, folder, command):
-    assert command("series", folder, "-o", tmp_path / "out")[0] == 0
-    status, _, err = command("series", folder, "-o", tmp_path / "out", "--seed", 1)
+    arguments = ("series", folder, "-o", tmp_path / "out", "--mask", tmp_path / "masks")
+    assert command(*arguments)[0] == 0
+    status, _, err = command(*arguments, "--seed", 1)
     assert status == 2
     assert "exists, from other inputs or options. Use --overwrite" in err
     before = read(tmp_path / "out" / f"{DAYS[0]}.tif")
-    assert command("series", folder, "-o", tmp_path / "out", "--seed", 1, "--overwrite")[0] == 0
+    assert command(*arguments, "--seed", 1, "--overwrite")[0] == 0
     assert (read(tmp_path / "out" / f"{DAYS[0]}.tif") != before).any()
 
 
@@ -233,9 +235,10 @@ def test_a_date_without_data_is_left_out(tmp_path, folder, write_date, command):
 def test_a_zarr_store_holds_all_dates(tmp_path, folder, command):
     xarray = pytest.importorskip("xarray")
     pytest.importorskip("zarr")
-    status, _, err = command("series", folder, "-o", tmp_path / "out.zarr", "--provenance", "--source-date")
+    options = ("--provenance", "--source-date", "--mask", tmp_path / "masks")
+    status, _, err = command("series", folder, "-o", tmp_path / "out.zarr", *options)
     assert status == 0, err
-    assert command("series", folder, "-o", tmp_path / "out", "--provenance", "--source-date")[0] == 0
+    assert command("series", folder, "-o", tmp_path / "out", *options)[0] == 0
     store = xarray.open_zarr(tmp_path / "out.zarr", mask_and_scale=False, consolidated=False)
     assert [str(time)[:10] for time in store.time.values] == list(DAYS)
     assert list(store.band.values) == ["B02", "B03", "B04", "B08"]
@@ -249,7 +252,7 @@ def test_a_zarr_store_holds_all_dates(tmp_path, folder, command):
     assert "UTM zone 32N" in store.spatial_ref.attrs["crs_wkt"]
     assert sorted(path.name for path in tmp_path.iterdir()) == ["in", "masks", "out", "out.zarr"]
     before = (tmp_path / "out.zarr" / "zarr.json").stat().st_mtime_ns
-    status, _, err = command("series", folder, "-o", tmp_path / "out.zarr", "--provenance", "--source-date")
+    status, _, err = command("series", folder, "-o", tmp_path / "out.zarr", *options)
     assert status == 0, err
     assert "exists already, from the same command and inputs" in err
     assert (tmp_path / "out.zarr" / "zarr.json").stat().st_mtime_ns == before

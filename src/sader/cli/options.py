@@ -111,8 +111,7 @@ def run_options(
     ] = False,
     count: Annotated[bool, option("NAME_count.tif: clear observations, 255 outside.", WRITING, "--count")] = False,
     save_masks: Annotated[
-        bool,
-        option("NAME_masks.tif: the masks that were used, one band for each date.", WRITING, "--save-masks"),
+        bool, option("NAME_masks.tif: the masks that were used, one band for each date.", WRITING, "--save-masks")
     ] = False,
     provenance: Annotated[
         bool, option("NAME_provenance.tif: 1 observed, 2 reconstructed.", WRITING, "--provenance")

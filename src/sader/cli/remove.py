@@ -36,8 +36,7 @@ app = typer.Typer()
 @takes(reading_options, tile_options, run_options, batch_options)
 def remove(
     out: Annotated[
-        str,
-        option("GeoTIFF to write (or NAME.zarr); with --scenes a folder or s3://...", None, "--out", "-o"),
+        str, option("GeoTIFF to write (or NAME.zarr); with --scenes a folder or s3://...", None, "--out", "-o")
     ] = "clear.tif",
     reference: Annotated[
         str, option("Date to clean: a file name, a date, auto (the clearest) or none (a new image).")

@@ -23,7 +23,7 @@ from sader.evaluation.costs import Cost, model_cost, peak_memory
 from sader.evaluation.data import TASKS, DataRequest, OpenData, open_data
 from sader.evaluation.diagnosis import CalibrationSum, evaluate_masks
 from sader.evaluation.figures import choose_examples, cropped, example_of
-from sader.evaluation.methods import MASKS, RULES, STANDARD, RemoverMethod, classical_methods, controls, make_method
+from sader.evaluation.methods import ESTIMATED, MASKS, STANDARD, RemoverMethod, classical_methods, controls, make_method
 from sader.evaluation.report import Report, write_panels, write_report
 from sader.evaluation.scoring import DEFAULT_METRICS, Method, Progress, Results, score_items
 from sader.evaluation.statistics import compare_rows, summarise
@@ -215,7 +215,7 @@ def named_methods(request: EvaluationRequest) -> dict[str, Method]:
     options = RemoverOptions(resampling=request.resampling, guide=request.guide, guide_weights=request.guide_weights)
     for text in request.models:
         label, target, steps = parse_model(text)
-        label += "" if target.endswith(RULES) else suffix
+        label += "" if target.endswith(ESTIMATED) else suffix
         if label in methods:
             raise ConfigError(f"two models are called {label}; expected different names. Use NAME={target}.")
         methods[label] = make_method(

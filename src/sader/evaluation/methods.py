@@ -14,9 +14,9 @@ from zipfile import BadZipFile
 import numpy as np
 
 from sader.baselines.classical import CLASSICAL, flat_truth, get_classical
-from sader.data.cloud_rules import estimate_cloud_mask
+from sader.data.cloud_rules import S2CLOUDLESS_BANDS, detect_s2cloudless, estimate_cloud_mask
 from sader.data.items import Item
-from sader.errors import DataError, check_known
+from sader.errors import BandError, DataError, check_known
 from sader.evaluation.scoring import Method, write_arrays
 from sader.inference.remover import CloudRemover, Removal, RemoverOptions
 
@@ -24,8 +24,8 @@ MASKS = ("true", "reference", "own")
 """true: every date's; reference: that of the reference date alone; own: none, the method estimates its own."""
 CONTROL = "flat_colour_of_truth"
 """A control that is given the truth."""
-RULES = " (rules)"
-"""End of the name of a classical method with rule-based masks."""
+ESTIMATED = RULES, S2CLOUDLESS = " (rules)", " (s2cloudless)"
+"""Ends of the names of classical methods with masks by rules and by the detector s2cloudless."""
 STANDARD = (
     "ridge_blend", "local_ridge_blend", "matched_mosaic", "masked_median", "mosaic", "least_cloudy", "median",
     "flat_colour",
@@ -44,10 +44,11 @@ def given_masks(item: Item, mask: str) -> list[np.ndarray | None]:
 
 @dataclass(frozen=True)
 class ClassicalMethod:
-    """One of `CLASSICAL`; masks that are not given are estimated by rules."""
+    """One of `CLASSICAL`; masks that are not given are estimated by rules or by s2cloudless."""
 
     name: str
     mask: str = "true"
+    detector: str = RULES
 
     def __post_init__(self) -> None:
         get_classical(self.name)
@@ -55,7 +56,7 @@ class ClassicalMethod:
     def __call__(self, item: Item) -> np.ndarray:
         masks = given_masks(item, self.mask)
         if any(mask is None for mask in masks):
-            estimated = estimate_cloud_mask(item.cloudy, item.bands, valid=item.valid)
+            estimated = _estimated(item, self.detector)
             masks = [estimate if mask is None else mask for mask, estimate in zip(masks, estimated, strict=True)]
         return get_classical(self.name)(
             item.cloudy,
@@ -64,6 +65,15 @@ class ClassicalMethod:
             days=item.days,
             valid=item.valid,
         )
+
+
+def _estimated(item: Item, detector: str) -> np.ndarray:
+    if detector == RULES:
+        return estimate_cloud_mask(item.cloudy, item.bands, valid=item.valid)
+    if missing := set(S2CLOUDLESS_BANDS) - set(item.bands):
+        raise BandError(f"s2cloudless needs bands that are missing: {', '.join(sorted(missing))}. Use a NAME (rules).")
+    chosen = [item.bands.index(band) for band in S2CLOUDLESS_BANDS]
+    return np.stack([detect_s2cloudless(date[chosen]) for date in item.cloudy])
 
 
 def flat_colour_of_truth(item: Item) -> np.ndarray:
@@ -185,10 +195,11 @@ def make_method(
 ) -> Method:
     """Return the method called `name`: a classical one, shipped weights, a checkpoint file or a file of predictions.
 
-    "NAME (rules)" is a classical method with rule-based masks, whatever masks the others are given.
+    "NAME (rules)" and "NAME (s2cloudless)" are classical methods with such masks, whatever the others are given.
     """
-    if (classical := name.removesuffix(RULES)) in CLASSICAL:
-        return ClassicalMethod(classical, mask if classical == name else "own")
+    if (classical := name.removesuffix(RULES).removesuffix(S2CLOUDLESS)) in CLASSICAL:
+        detector = S2CLOUDLESS if name.endswith(S2CLOUDLESS) else RULES
+        return ClassicalMethod(classical, mask if classical == name else "own", detector)
     if name == CONTROL:
         return flat_colour_of_truth
     if name.endswith(PREDICTIONS):

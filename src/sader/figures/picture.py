@@ -97,10 +97,7 @@ def clear_limits(
 
 
 def true_colour(
-    image: NDArray[np.floating],
-    *,
-    bands: Sequence[str] | None = None,
-    limits: tuple[float, float] | None = None,
+    image: NDArray[np.floating], *, bands: Sequence[str] | None = None, limits: tuple[float, float] | None = None
 ) -> Picture:
     """Return the image (C, H, W) as a picture; NaN becomes grey. Without `limits` the image's own are used."""
     low, high = limits or stretch_limits([image], bands=bands)

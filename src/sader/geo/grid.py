@@ -240,8 +240,5 @@ def _snapped(grid: Grid, area: tuple[float, float, float, float]) -> Grid:
     col0, col1 = math.floor((left - c) / a + ROUNDING), math.ceil((right - c) / a - ROUNDING)
     row0, row1 = math.floor((f - top) / -e + ROUNDING), math.ceil((f - bottom) / -e - ROUNDING)
     return replace(
-        grid,
-        transform=(a, b, c + a * col0, d, e, f + e * row0),
-        width=max(1, col1 - col0),
-        height=max(1, row1 - row0),
+        grid, transform=(a, b, c + a * col0, d, e, f + e * row0), width=max(1, col1 - col0), height=max(1, row1 - row0)
     )

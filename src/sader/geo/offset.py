@@ -214,13 +214,7 @@ def _doubt_by_date(properties: Mapping[str, Any]) -> str | None:
 
 
 def decide_tags(
-    choice: str | float | None,
-    *,
-    scale: float,
-    offset: float,
-    integer: bool,
-    baseline: object = None,
-    name: str = "",
+    choice: str | float | None, *, scale: float, offset: float, integer: bool, baseline: object = None, name: str = ""
 ) -> Radiometry:
     """Return how the values of a GeoTIFF band become reflectance.
 

@@ -187,10 +187,7 @@ def _check_trained(remover: CloudRemover, notice: Notice) -> None:
 
 
 def _check_extras(request: RemoveRequest) -> None:
-    for kind, path, endings in (
-        ("preview", request.preview, (".png",)),
-        ("report", request.report, (".html", ".htm")),
-    ):
+    for kind, path, endings in (("preview", request.preview, (".png",)), ("report", request.report, (".html", ".htm"))):
         if path is None:
             continue
         if Path(path).suffix.lower() not in endings:

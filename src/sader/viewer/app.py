@@ -39,10 +39,7 @@ from sader.viewer.settings import ServeSettings
 STATIC = Path(__file__).parent / "static"
 _SCHEMA = {
     "type": "object",
-    "properties": {
-        **{name: {"type": "string"} for name in ("type", "title", "detail")},
-        "status": {"type": "integer"},
-    },
+    "properties": {**{name: {"type": "string"} for name in ("type", "title", "detail")}, "status": {"type": "integer"}},
     "required": ["type", "title", "status"],
 }
 Responses = dict[int | str, dict[str, Any]]

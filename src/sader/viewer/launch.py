@@ -85,12 +85,7 @@ def server_config(app: Any, settings: ServeSettings) -> Any:
                 self._deadline = self.loop.call_later(settings.limits.header_s, self.transport.close)
 
     return Config(
-        app,
-        http=Protocol,
-        log_level="warning",
-        access_log=False,
-        server_header=False,
-        timeout_graceful_shutdown=3,
+        app, http=Protocol, log_level="warning", access_log=False, server_header=False, timeout_graceful_shutdown=3
     )
 
 

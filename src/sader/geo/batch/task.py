@@ -105,11 +105,7 @@ def _run(task: SceneTask) -> SceneOutcome:
         stack, remover, options = open_request(request, load_once, lambda text: None)
         size = sum(stored_bytes(path) for source in stack.sources for path in source.paths)
         outcome = SceneOutcome(
-            task.scene.name,
-            DONE,
-            output=task.output,
-            cores=cores if remover.device.type == "cpu" else 0,
-            bytes_in=size,
+            task.scene.name, DONE, output=task.output, cores=cores if remover.device.type == "cpu" else 0, bytes_in=size
         )
         scenes = _scenes(task, replace(request, options=options), stack, remover)
         stored = STORAGE.match(task.output) is not None

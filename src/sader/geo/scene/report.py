@@ -87,12 +87,7 @@ def write_preview(path: str | Path, stack: GeoStack, report: SceneReport) -> Pat
 
 
 def write_scene_report(
-    path: str | Path,
-    stack: GeoStack,
-    report: SceneReport,
-    remover: CloudRemover,
-    *,
-    settings: Mapping[str, object],
+    path: str | Path, stack: GeoStack, report: SceneReport, remover: CloudRemover, *, settings: Mapping[str, object]
 ) -> Path:
     """Write the page about a finished scene and return its path.
 

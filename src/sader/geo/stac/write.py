@@ -106,11 +106,7 @@ def write_class_item(
 
 
 def _new_item(
-    result: Path,
-    grid: Grid,
-    sources: Sequence[DateSource],
-    reference: DateSource | None,
-    processing: Mapping[str, Any],
+    result: Path, grid: Grid, sources: Sequence[DateSource], reference: DateSource | None, processing: Mapping[str, Any]
 ) -> tuple[pystac.Item, Any]:
     """Return an item with place, time and lineage, and pystac."""
     stac = require("pystac", extra="geo", purpose="writing the STAC item")

@@ -19,15 +19,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from sader.errors import ClusterError, ConfigError, DataError, SaderError, require
-from sader.inference.scene import (
-    Executor,
-    RawTile,
-    ScenePlan,
-    SceneSource,
-    as_arrays,
-    available_cores,
-    predict_windows,
-)
+from sader.inference.scene import Executor, RawTile, ScenePlan, SceneSource, as_arrays, available_cores, predict_windows
 from sader.inference.scene_match import intra_op_threads
 from sader.inference.tiling import Window
 

@@ -281,13 +281,7 @@ Regions = list[list[tuple[Window, Any]]]
 
 
 def _graph(
-    cube: Cube,
-    plan: ScenePlan,
-    remover: CloudRemover,
-    mask: Any,
-    edge: int,
-    reference: Reference,
-    match: bool,
+    cube: Cube, plan: ScenePlan, remover: CloudRemover, mask: Any, edge: int, reference: Reference, match: bool
 ) -> Regions:
     import dask
     import dask.array as da
