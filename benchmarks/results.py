@@ -11,7 +11,7 @@ MODEL@STEPS, MODEL@STEPS,GUIDE or MODEL@STEPS,START (zero or median). `page` sco
     docs/results.md                       the tables between its marks; the text is not changed
     docs/images/results-{quality,pictures}.jpg
     benchmarks/results/SET/               table.md with tests and costs, items.csv
-    benchmarks/results/README.md          learning curve, resampling, guides; resampling.jpg
+    benchmarks/results/README.md          learning curve, resampling, guides; resampling.jpg, systems.jpg
 """
 
 from __future__ import annotations
@@ -54,6 +54,8 @@ SHOWN = ("psnr", "psnr_unbiased", "ssim", "lpips", "sharpness")
 FORMATS = {"psnr": ".2f", "psnr_unbiased": ".2f", "ssim": ".3f", "lpips": ".3f", "sharpness": ".2f"}
 SNAPSHOT = "samples_"
 """Start of the names of states of the paper's network, followed by the samples they have seen."""
+PAGED = ("4+0", "4+1", "5+0", "5+1")
+"""Steps of the paper's network on the page; a start from 0 is on the page with those of `OWN` only."""
 STARTS = ("zero", "median")
 SIDE = 128
 """Pixels along a side for which costs are counted."""
@@ -114,15 +116,20 @@ def parse_name(text: str) -> Row:
     return Row(model, steps or None, **parts)
 
 
+def seen_by(model: str) -> int | None:
+    """Return the samples that the name of a state of the paper's network says; None for other models."""
+    return int(model.removeprefix(SNAPSHOT)) if model.startswith(SNAPSHOT) else None
+
+
 def label_of(name: str) -> str:
     """Return the name of a row as the page prints it."""
     model, steps, guide, start = parse_name(name)
-    if model == PAPER:
-        more = [f"guide {guide}"] if guide else []
+    seen = seen_by(model)
+    if model == PAPER or seen:
+        more = [f"state after {seen:,} samples"] if seen else []
+        more += [f"guide {guide}"] if guide else []
         more += ["start 0, as printed" if start == "zero" else f"start {start}"] if start else []
         return ", ".join([f"SADER {steps or '4+1'}", *more])
-    if model.startswith(SNAPSHOT):
-        return f"{int(model.removeprefix(SNAPSHOT)):,}"
     return get_system(model).label if model in BASELINES else name
 
 
@@ -195,15 +202,27 @@ def complete(results: Results) -> Results:
     return replace(results, rows=[row for row in results.rows if row.method in kept])
 
 
+def on_page(results: Results) -> Results:
+    """Return the results of the methods that stand on the page: those that are complete, without some samplings."""
+
+    def paged(name: str) -> bool:
+        _, steps, _, start = parse_name(name)
+        return steps is None or (steps in PAGED and (start is None or steps == parse_name(OWN).steps))
+
+    found = complete(results)
+    return replace(found, rows=[row for row in found.rows if paged(row.method)])
+
+
 def row_order(name: str) -> tuple[int, str]:
-    """Return the place of a row: other systems, the product's model, the paper's network."""
+    """Return the place of a row: other systems, the product's model, states of the paper's network, the last one."""
     model = parse_name(name).model
-    return 2 if model == PAPER else 1 if model in shipped() else 0, name
+    return 3 if model == PAPER else 2 if seen_by(model) else 1 if model in shipped() else 0, name
 
 
 def cost_of(name: str, weights: Mapping[str, str]) -> Cost:
     """Return the counted cost of a row by its name; zero for a method without a known network."""
     model, steps, guide, _ = parse_name(name)
+    model = PAPER if seen_by(model) else model
     if model in BASELINES:
         return model_cost(baseline_config(model), steps=steps, size=SIDE)
     if model not in shipped() and model not in weights:
@@ -228,7 +247,8 @@ def main_table(results: Results, *, against: str, samples: Mapping[str, int]) ->
         cost, name = results.costs.get(method.method, Cost()), method.method
         numbers = [number(method.over_groups[key], key, bold=bold.get(key) == name) for key in SHOWN]
         run = f"{cost.evaluations}, {cost.gmacs_sample:.0f}" if cost.parameters else "-"
-        seen = samples.get(parse_name(name).model)
+        model = parse_name(name).model
+        seen = samples.get(model, seen_by(model))
         rows.append([title_of(name), *numbers, run, f"{seen:,}" if seen else "-"])
         if against:
             rows[-1].append(p_text(tests[name].p_places) if name in tests else "")
@@ -267,14 +287,22 @@ def p_text(value: float) -> str:
     return "< .001" if value < 0.001 else f"{value:.3f}"
 
 
-def plain_table(results: Results, names: Sequence[str], *, first: str = "") -> list[str]:
-    """Return a table of means over places on the items that all `names` were scored on."""
+def plain_table(results: Results, names: Sequence[str], *, against: str) -> list[str]:
+    """Return a table of means over places on the items that all `names` were scored on, tested against one of them."""
     own = {name: {row.item for row in results.rows if row.method == name} for name in names}
     shared = set.intersection(*own.values()) if own else set()
-    summary = summarise([row for row in results.rows if row.method in names and row.item in shared])
-    rows = [[title_of(m.method), *(number(m.over_groups[key], key) for key in SHOWN)] for m in summary.methods]
-    places = len({row.group for row in results.rows if row.item in shared})
-    heading = [first, "PSNR dB", "bias removed", "SSIM", "LPIPS", "sharpness"]
+    chosen = replace(results, rows=[row for row in results.rows if row.method in names and row.item in shared])
+    tests = comparisons(chosen, against)
+    rows = [
+        [
+            title_of(m.method),
+            *(number(m.over_groups[key], key) for key in SHOWN),
+            p_text(tests[m.method].p_places) if m.method in tests else "",
+        ]
+        for m in summarise(chosen.rows).methods
+    ]
+    places = len({row.group for row in chosen.rows})
+    heading = ["", "PSNR dB", "bias removed", "SSIM", "LPIPS", "sharpness", f"p against {title_of(against)}"]
     return [f"{len(shared)} items in {places} places.", "", *table_lines(heading, rows)]
 
 
@@ -282,7 +310,7 @@ def plain_table(results: Results, names: Sequence[str], *, first: str = "") -> l
 
 
 def quality_figure(results: Results, file: Path) -> None:
-    """Draw quality (bias removed, mean over places) against parameters and cost."""
+    """Draw quality (bias removed, mean over places) against parameters and cost, without earlier states."""
     points = [
         Point(
             name=title_of(method.method),
@@ -291,7 +319,7 @@ def quality_figure(results: Results, file: Path) -> None:
             gmacs=results.costs[method.method].gmacs_sample,
         )
         for method in summarise(results.rows).methods
-        if method.method not in (*WITH_MASKS, TRUTH)
+        if method.method not in (*WITH_MASKS, TRUTH) and not seen_by(parse_name(method.method).model)
     ]
     title = "TriClear test/paper-128, no masks: PSNR with band bias removed; GMAC of 3 x 128 x 128 pixels"
     save_picture(draw_pareto(points, title=title, quality="PSNR dB, bias removed"), file)
@@ -355,25 +383,30 @@ def page(given: argparse.Namespace) -> None:
         if name != "val-128":
             write_files(complete(found), SETS[name], given.out / "benchmarks" / "results" / name)
     main, clean = results["paper-128"], [results[name] for name in ("clean-128", "clean-128-masks") if name in results]
-    tables = {"paper": main_table(complete(main), against=OWN, samples=samples)}
+    tables = {"paper": main_table(on_page(main), against=OWN, samples=samples)}
     if clean:
         tables["clean"] = main_table(both_masks(clean), against="sader-s2-rgbn", samples={})
     fill_page(given.out / "docs" / "results.md", tables)
-    quality_figure(complete(main), given.out / "docs" / "images" / "results-quality.jpg")
+    quality_figure(on_page(main), given.out / "docs" / "images" / "results-quality.jpg")
     folder, items = given.work / "predictions" / "paper-128", SETS["paper-128"].items(given.data, given.limit)
     shown = chosen_items(items, given.pictures) or {items[0].name: items[0]}
     stored = {name: StoredMethod(folder / f"{name}.npz") for name in main.methods if (folder / f"{name}.npz").exists()}
     pictured = {name: stored.get(name) or make_method(name) for name in PICTURED if name in main.methods}
     pictures_figure(shown, pictured, main, given.out / "docs" / "images" / "results-pictures.jpg")
     beside = given.out / "benchmarks" / "results"
+    systems = {name: method for name, method in stored.items() if name in (*BASELINES, OWN)}
+    pictures_figure(shown, systems, main, beside / "systems.jpg")
     if {f"{PAPER}@4+0", OWN} <= stored.keys():
         resampling_figure(shown, stored[f"{PAPER}@4+0"], stored[OWN], beside / "resampling.jpg")
     sections = {"resampling": [n for n in main.methods if parse_name(n).model == PAPER and not parse_name(n).guide]}
     tried = {parse_name(n)._replace(guide=None) for n in main.methods if parse_name(n).guide}
     sections["guides"] = [n for n in main.methods if parse_name(n)._replace(guide=None) in tried]
-    tables = {name: plain_table(main, names, first="sampling") for name, names in sections.items() if len(names) > 1}
+    tables = {name: plain_table(main, names, against=OWN) for name, names in sections.items() if len(names) > 1}
     if "val-128" in results:
-        tables["curve"] = plain_table(results["val-128"], results["val-128"].methods, first="samples")
+        states = results["val-128"].methods
+        for name, start in (("curve", None), ("curve from 0", "zero")):
+            same = [state for state in states if parse_name(state).start == start]
+            tables |= {name: plain_table(results["val-128"], same, against=same[-1])} if len(same) > 1 else {}
     fill_page(beside / "README.md", tables)
 
 

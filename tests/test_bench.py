@@ -85,6 +85,7 @@ def test_every_system_has_settings_for_the_same_samples():
         systems.base_of("emrd")
 
 
+@pytest.mark.slow
 def test_the_page_of_results_is_made_from_predictions(tmp_path):
     results, out = script("results"), tmp_path / "out"
     rng = np.random.default_rng(0)
@@ -97,7 +98,8 @@ def test_the_page_of_results_is_made_from_predictions(tmp_path):
         records.append(SeriesRecord(ground.astype("u2"), place, "triclear", BANDS_RGBN, labels, extra={"target": 0}))
     write_shard(tmp_path / "triclear" / "test" / "paper-128" / "t-000.shard", records)
     items = results.SETS["paper-128"].items(tmp_path / "triclear", None)
-    for name, error in (("sader-paper@4+1", 0.01), ("sader-paper@4+0", 0.02), ("emrdm", 0.03)):
+    errors = {"sader-paper@4+1": 0.01, "sader-paper@4+0": 0.02, "sader-paper@8+0": 0.02, "emrdm": 0.03}
+    for name, error in (errors | {"samples_0000016@4+1,zero": 0.05}).items():
         file = tmp_path / "work" / "predictions" / "paper-128" / f"{name}.npz"
         store_predictions(file, {item.name: item.clear + np.float32(error) for item in items})
     one = {items[0].name: items[0].clear}  # a guide that was tried on some items only
@@ -115,7 +117,10 @@ def test_the_page_of_results_is_made_from_predictions(tmp_path):
     assert "| SADER 4+1 | **40.00** |" in text
     assert "| EMRDM | 30.4" in text
     assert "SADER 4+1, guide mean" not in text
+    assert "| SADER 4+1, state after 16 samples, start 0, as printed | 26.0" in text
+    assert "SADER 8+0" not in text
     assert "1 items in 1 places" in (out / "benchmarks" / "results" / "README.md").read_text()
     assert (out / "docs" / "images" / "results-quality.jpg").is_file()
     assert (out / "benchmarks" / "results" / "resampling.jpg").is_file()
-    assert len((out / "benchmarks" / "results" / "paper-128" / "items.csv").read_text().splitlines()) == 2 * 10 + 1
+    assert (out / "benchmarks" / "results" / "systems.jpg").is_file()
+    assert len((out / "benchmarks" / "results" / "paper-128" / "items.csv").read_text().splitlines()) == 2 * 12 + 1

@@ -4,9 +4,8 @@
 
 The masks of the other dates are those of the mask network, as in tiles; the rest of the network does not change. Beside
 the batches of `sader train`, some series show a reference date among mostly hidden ones, lakes, bright ground, changed
-fields and burn scars. Clouds that hardly change a pixel count as clear. The shipped weights were trained without burn
-scars (`SCARS` 0) and with 0.08 of the series from California; how their score of clear was shifted afterwards is in
-benchmarks/log/training.md.
+fields and burn scars. Clouds that hardly change a pixel count as clear.
+How the score of clear was shifted before the last stage is in benchmarks/log/training.md.
 """
 
 from __future__ import annotations
