@@ -40,7 +40,7 @@ from sader.geo.scene.options import SceneOptions  # noqa: E402
 from sader.geo.scene.run import clear_scene  # noqa: E402
 from sader.geo.scene.source import StackScene  # noqa: E402
 from sader.geo.xarray import lazy as cluster  # noqa: E402
-from sader.geo.xarray.cluster import cluster_executor, connect  # noqa: E402
+from sader.geo.xarray.cluster import cluster_executor, connect, fetch  # noqa: E402
 from sader.geo.xarray.lazy import remove_xarray  # noqa: E402
 from sader.geo.xarray.zarr import clear_zarr  # noqa: E402
 from sader.inference.scene import ScenePlan, run_rows  # noqa: E402
@@ -444,6 +444,25 @@ def test_files_on_a_cluster_give_the_file_of_a_local_run(where, request, scenes,
     for ours, theirs in zip(here.files, there.files, strict=True):
         assert Path(ours).read_bytes() == Path(theirs).read_bytes()
     assert not [path for path in tmp_path.iterdir() if path.name.startswith(".")]
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_tiles_may_take_longer_to_arrive_than_the_cluster_is_watched(inside, scenes, tmp_path, remover, monkeypatch):
+    monkeypatch.setattr("sader.geo.xarray.cluster.POLL_SECONDS", 1e-4)
+    stack = stack_of(scenes, remover)
+    here = clear_scene(stack, remover, tmp_path / "here.tif")
+    executor = partial(cluster_executor, inside.scheduler.address)
+    there = clear_scene(stack, remover, tmp_path / "there.tif", executor=executor)
+    assert Path(here.output).read_bytes() == Path(there.output).read_bytes()
+
+
+def run_out_of_time() -> None:
+    raise TimeoutError("of the task")
+
+
+def test_a_timeout_in_a_task_is_raised(inside):
+    with pytest.raises(TimeoutError, match="of the task"):
+        fetch(inside, inside.submit(run_out_of_time))
 
 
 @pytest.mark.filterwarnings("ignore")

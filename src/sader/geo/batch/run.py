@@ -19,14 +19,14 @@ from queue import Empty, SimpleQueue
 from typing import Any
 
 from sader._version import __version__
-from sader.errors import ConfigError, OutputError, require
+from sader.errors import ClusterError, ConfigError, OutputError, require
 from sader.files import write_atomically
 from sader.geo.batch.catalogue import find_scenes
 from sader.geo.batch.report import DONE, FAILED, UNCHANGED, BatchReport, SceneOutcome, write_report
 from sader.geo.batch.task import STORAGE, SceneTask, run_task
 from sader.geo.remove import RemoveRequest
 from sader.geo.scene.run import check_folder
-from sader.geo.xarray.cluster import POLL_SECONDS, check_workers, connect, lost_cluster
+from sader.geo.xarray.cluster import POLL_SECONDS, check_workers, connect, fetch
 from sader.inference.scene import available_cores
 from sader.inference.tiling import Notice, Progress
 
@@ -216,7 +216,7 @@ class _Batch:
         errors = require("distributed", extra="cluster", purpose="working on a dask cluster")
         before = self.outcomes[task.scene.name]
         try:
-            found = future.result()
+            found = fetch(future.client, future, patience=NO_WORKER_SECONDS)
         except errors.KilledWorker:
             found = SceneOutcome(
                 before.name,
@@ -227,8 +227,8 @@ class _Batch:
                 may_pass=True,
                 attempts=1,
             )
-        except errors.CancelledError as error:
-            raise lost_cluster("the connection to its scheduler is lost") from error
+        except ClusterError:
+            raise
         except Exception as error:  # a worker that has another version of sader or no sader at all
             found = SceneOutcome(before.name, FAILED, before.output, reason=f"on a worker: {error!r}", attempts=1)
         found = replace(found, attempts=before.attempts + found.attempts, seconds=before.seconds + found.seconds)

@@ -7,6 +7,7 @@ lost, the work folder keeps the finished rows.
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import json
 import logging
@@ -184,23 +185,40 @@ class _Tiles:
 
     def result(self) -> list[RawTile | None]:
         """Wait for the tiles; raise within seconds when the cluster has no worker left."""
-        from distributed import CancelledError, KilledWorker
-        from distributed.comm import CommClosedError
+        from distributed import KilledWorker
 
-        lost: float | None = None
+        try:
+            return [None if one is None else RawTile.of(one) for one in fetch(self.client, self.future)]
+        except KilledWorker as error:
+            raise ClusterError(
+                f"a tile of {self.plan.windows[0].height} pixels killed several workers one after the other, most "
+                "likely for lack of memory. Use a smaller --tile, or workers with more memory."
+            ) from error
+
+
+def fetch(client: Any, future: Any, *, patience: float | None = None) -> Any:
+    """Return the result of a task; raise when the cluster is gone or has had no worker for `patience` seconds.
+
+    One request waits for as long as it takes: `Future.result` with a timeout starts the transfer of a result again
+    after each timeout, and a transfer that ended so may be waited for by the next one.
+    """
+    from distributed import CancelledError
+    from distributed.comm import CommClosedError
+
+    lost: float | None = None
+    waiting = asyncio.run_coroutine_threadsafe(client.gather(future, asynchronous=True), client.loop.asyncio_loop)
+    try:
         while True:
             try:
-                found = self.future.result(timeout=POLL_SECONDS)
-                return [None if one is None else RawTile.of(one) for one in found]
+                return waiting.result(timeout=POLL_SECONDS)
             except TimeoutError:
-                lost = check_workers(self.client, lost)
-            except KilledWorker as error:
-                raise ClusterError(
-                    f"a tile of {self.plan.windows[0].height} pixels killed several workers one after the other, most "
-                    "likely for lack of memory. Use a smaller --tile, or workers with more memory."
-                ) from error
-            except (CancelledError, CommClosedError, ConnectionError) as error:
-                raise lost_cluster("the connection to its scheduler is lost") from error
+                if waiting.done():  # it is the task's own
+                    raise
+                lost = check_workers(client, lost, patience=patience)
+    except (CancelledError, CommClosedError, ConnectionError) as error:
+        raise lost_cluster("the connection to its scheduler is lost") from error
+    finally:
+        waiting.cancel()
 
 
 def check_workers(client: Any, lost: float | None, *, patience: float | None = None) -> float | None:
