@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 
 from sader.bands import BANDS_13, BANDS_RGBN
 from sader.baselines.classical import CLASSICAL
@@ -119,11 +120,8 @@ def _baseline(dataset: str, name: str) -> RunSpec:
 def _systems(dataset: str, names: Iterable[str]) -> tuple[PlanRow, ...]:
     rows = [PlanRow(name, get_system(name).label, _baseline(dataset, name)) for name in names if name != "sader"]
     steps = _OWN_STEPS[dataset]
-    return (*rows, PlanRow("sader", f"SADER {steps}", _sader(dataset), steps=steps, guide="mae"), _classical())
-
-
-def _classical() -> PlanRow:
-    return PlanRow("classical", "classical methods and controls", methods=(*CLASSICAL, CONTROL))
+    classical = PlanRow("classical", "classical methods and controls", methods=(*CLASSICAL, CONTROL))
+    return (*rows, PlanRow("sader", f"SADER {steps}", _sader(dataset), steps=steps, guide="mae"), classical)
 
 
 def _full(dataset: str) -> PlanRow:
@@ -144,14 +142,6 @@ def _ablations(dataset: str, names: Iterable[str]) -> tuple[PlanRow, ...]:
     rows = [(name, *_ABLATED[name]) for name in names]
     made = (PlanRow(name, title, _sader(dataset, run, changes), steps="5") for name, title, run, changes in rows)
     return (*made, _full(dataset))
-
-
-def _architecture(dataset: str) -> tuple[PlanRow, ...]:
-    return _ablations(dataset, ("no-tfblock", "no-hablock"))
-
-
-def _losses(dataset: str) -> tuple[PlanRow, ...]:
-    return _ablations(dataset, ("mse", "no-cloud-free", "no-brightness"))
 
 
 def _weights(dataset: str) -> tuple[PlanRow, ...]:
@@ -234,13 +224,14 @@ def _paper_tables() -> list[Table]:
 
     main = {paper.SEN2: _systems(paper.SEN2, paper.TABLE_1), paper.TS: _systems(paper.TS, paper.TABLE_2)}
     values = {paper.SEN2: paper.TABLE_1, paper.TS: paper.TABLE_2}
-    shown = {d: (*main[d], _losses(d)[0], _full(d), _guides(d)[0]) for d in main}
+    shown = {d: (*main[d], _ablations(d, ["mse"])[0], _full(d), _guides(d)[0]) for d in main}
     first, second = ({d: main[d]} for d in main)
+    names = list(_ABLATED)
     return [
         Table("table1", "All systems on Sen2_MTC_New", "Table 1", first, values, paper.METRICS),
         Table("table2", "All systems on SEN12MS-CR-TS, East Asia", "Table 2", second, values, paper.METRICS),
-        ablation("table3", "Ablation of the architecture", _architecture, paper.TABLE_3),
-        ablation("table4", "Ablation of the loss", _losses, paper.TABLE_4),
+        ablation("table3", "Ablation of the architecture", partial(_ablations, names=names[:2]), paper.TABLE_3),
+        ablation("table4", "Ablation of the loss", partial(_ablations, names=names[2:]), paper.TABLE_4),
         ablation("table5", "Sampling steps and resamplings", _steps, paper.TABLE_5),
         ablation("table6", "Guides of the resampling", _guides, paper.TABLE_6),
         Table(COMPLEXITY, "Parameters and GMACs", "Table 7", {}),

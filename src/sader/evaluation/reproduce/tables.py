@@ -92,7 +92,8 @@ def write_table(setting: Setting, table: Table, folder: Path) -> tuple[list[Path
             texts.append("\n".join([head, *_missing_lines(missing)]) + "\n")
             continue
         results = merge([part for _, part in found])
-        page = _Page(setting, table, task, found, results, _main_metric(results), missing)
+        metric = "mtc_psnr" if "mtc_psnr" in results.rows[0].scores else "psnr"  # under the dataset's protocol
+        page = _Page(setting, table, task, found, results, metric, missing)
         summary = summarise(results.rows, metric=page.metric, seed=seed)
         against = _against(setting, found)
         tested = [name for name in (page.metric, "psnr", "ssim", "sam") if name in summary.methods[0].overall]
@@ -131,11 +132,6 @@ def _facts(page: _Page, against: str) -> dict[str, Any]:
             "values": {k: list(v) for k, v in table.published.get(setting.dataset, {}).items()},
         },
     }
-
-
-def _main_metric(results: Results) -> str:
-    """Return the metric of the paper's table: PSNR under the dataset's protocol."""
-    return "mtc_psnr" if "mtc_psnr" in results.rows[0].scores else "psnr"
 
 
 def _against(setting: Setting, found: Sequence[tuple[PlanRow, Results]]) -> str:

@@ -215,22 +215,17 @@ class _Batch:
         """Return how an attempt ended, with the time of the earlier ones."""
         errors = require("distributed", extra="cluster", purpose="working on a dask cluster")
         before = self.outcomes[task.scene.name]
+        failed = SceneOutcome(before.name, FAILED, before.output, attempts=1)
         try:
             found = fetch(future.client, future, patience=NO_WORKER_SECONDS)
         except errors.KilledWorker:
-            found = SceneOutcome(
-                before.name,
-                FAILED,
-                before.output,
-                reason="several workers ended one after the other while they computed this scene, most likely for "
-                "lack of memory. Use fewer --workers, a smaller --tile, or machines with more memory.",
-                may_pass=True,
-                attempts=1,
-            )
+            reason = "several workers ended one after the other while they computed this scene, most likely for lack "
+            reason += "of memory. Use fewer --workers, a smaller --tile, or machines with more memory."
+            found = replace(failed, reason=reason, may_pass=True)
         except ClusterError:
             raise
         except Exception as error:  # a worker that has another version of sader or no sader at all
-            found = SceneOutcome(before.name, FAILED, before.output, reason=f"on a worker: {error!r}", attempts=1)
+            found = replace(failed, reason=f"on a worker: {error!r}")
         found = replace(found, attempts=before.attempts + found.attempts, seconds=before.seconds + found.seconds)
         self.outcomes[task.scene.name] = found
         return found

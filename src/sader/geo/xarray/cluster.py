@@ -17,6 +17,7 @@ import time
 import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 from sader.errors import ClusterError, ConfigError, DataError, SaderError, require
@@ -93,22 +94,15 @@ def _process_cluster(distributed: Any, count: int) -> Any:
 def _private_cluster(distributed: Any) -> Any:
     """Return a cluster of threads of this process; a LocalCluster would open ports that any local user can reach."""
 
-    class NoServer:
-        port = 0
-
-        def stop(self) -> None:
-            """There is nothing to stop."""
-
-    class PrivateScheduler(distributed.Scheduler):
+    class Private:
         def start_http_server(self, *args: Any, **kwargs: Any) -> None:
-            self.http_server = NoServer()
+            self.http_server = SimpleNamespace(port=0, stop=lambda: None)
 
-    class PrivateWorker(distributed.Worker):
-        def start_http_server(self, *args: Any, **kwargs: Any) -> None:
-            self.http_server = NoServer()
+    def private(kind: type, **options: Any) -> dict[str, Any]:
+        return {"cls": type(kind.__name__, (Private, kind), {}), "options": {"protocol": "inproc://", **options}}
 
-    scheduler = {"cls": PrivateScheduler, "options": {"protocol": "inproc://", "dashboard": False, "port": 0}}
-    worker = {"cls": PrivateWorker, "options": {"protocol": "inproc://", "nthreads": available_cores()}}
+    scheduler = private(distributed.Scheduler, dashboard=False, port=0)
+    worker = private(distributed.Worker, nthreads=available_cores())
     return distributed.SpecCluster(scheduler=scheduler, workers={0: worker}, silence_logs="ERROR")
 
 
