@@ -202,7 +202,7 @@ FORMS: dict[str, tuple[Field, ...]] = {
         Field(
             "NEAREST",
             "whole",
-            "Clean each date with so many nearest dates (empty: all; 6 for a long series)",
+            "Number of nearest dates used to clean each date (empty: all; 6 for a long series)",
             "--nearest",
         ),
         Field("POINT", "point", "NDVI before and after at a point", "--point"),

@@ -36,15 +36,15 @@ def pack(
     lists: Annotated[str | None, typer.Option(help="With --dataset: folder, frozen, hash, or a list file.")] = None,
     sar: Annotated[bool, typer.Option("--sar", help="With --dataset: pack Sentinel-1 (VV, VH) too. Folders: "
                                                     "NAME_s1.tif beside NAME.tif is always packed.")] = False,
-    partial: Annotated[bool, typer.Option("--partial", help="With --dataset: use the places on disk.")] = False,
+    partial: Annotated[bool, typer.Option("--partial", help="With --dataset: accept missing places.")] = False,
     coverage: Coverage = "auto",
-    clear: Annotated[bool, typer.Option("--clear", help="Observed pixels of unlabelled folders are clear.")] = False,
+    clear: Annotated[bool, typer.Option("--clear", help="Treat observed pixels of unlabelled dates as clear.")] = False,
     assume: Annotated[str | None, typer.Option(help="Band names of files without descriptions: B02,B03,...")] = None,
     offset: Annotated[int, typer.Option(help="Added to counts; -1000 for baseline 04.00 and later.")] = 0,
-    eurosat_step: Annotated[int | None, typer.Option(help="Another step for EuroSAT.")] = None,
-    eurosat_limit: Annotated[int | None, typer.Option(help="Keep so many mosaics of each EuroSAT class.")] = None,
+    eurosat_step: Annotated[int | None, typer.Option(help="--step of EuroSAT, if another.")] = None,
+    eurosat_limit: Annotated[int | None, typer.Option(help="Number of mosaics kept of each EuroSAT class.")] = None,
 ) -> None:  # fmt: skip
-    """Pack scenes into compact shards, which NumPy alone can read."""
+    """Pack scenes into shards, the files that training reads."""
     from sader.bands import BANDS_13, BANDS_RGBN
     from sader.data.pack import PackedSplit, pack_dataset, pack_sources
     from sader.data.shards import SeriesRecord
@@ -117,9 +117,9 @@ def cover(
     source: Annotated[
         str, typer.Option(help="auto, masks (*_mask.npy beside the images), s2cloudless (as in the paper) or rules.")
     ] = "auto",
-    partial: Annotated[bool, typer.Option("--partial", help="Use the regions on disk.")] = False,
+    partial: Annotated[bool, typer.Option("--partial", help="Accept missing regions.")] = False,
 ) -> None:
-    """Write the cloud cover of every date of SEN12MS-CR-TS once, so that dates are chosen without reading images."""
+    """Write the cloud cover of every date of SEN12MS-CR-TS to a file, for --coverage."""
     from sader.data.public.dataset import ReadOptions
     from sader.data.public.registry import open_dataset
     from sader.data.public.sen12mscrts import coverage_table
@@ -134,7 +134,7 @@ def benchmark(
     out: Annotated[Path | None, typer.Option("--out", "-o", help="Folder for val, test and train.")] = None,
     train: Annotated[bool, typer.Option("--train", help="Also write the training places as shards.")] = False,
     partial: Annotated[
-        bool, typer.Option("--partial", help="Use the source folders present; the items differ from the list.")
+        bool, typer.Option("--partial", help="Accept missing source folders; the items then differ from the list.")
     ] = False,
     check: Annotated[bool, typer.Option("--check", help="Compare built items with the list; build nothing.")] = False,
     listing: Annotated[Path | None, typer.Option("--list", help="JSON to write: items and checksums.")] = None,

@@ -59,7 +59,7 @@ def method_options(
         str | None, option("Sampling steps: 1, 4, or 4+1 with resampling; default: each model's own.", METHODS)
     ] = None,
     samples: Annotated[int, option("Results averaged; from 2 on their spread is scored.", METHODS, min=1)] = 1,
-    guide: Annotated[str | None, option("Guide of the resampling: none, mean, conv or mae.", METHODS)] = None,
+    guide: Annotated[str | None, option("Guide of the resampling: mae, conv, mean, lowpass or none.", METHODS)] = None,
     guide_weights: Annotated[str | None, option("Weights of the guide (sader pretrain-guide).", METHODS)] = None,
     resampling: Annotated[
         str | None,
@@ -88,7 +88,7 @@ def evaluate(
     as_json: AsJson = False,
     **given: Any,
 ) -> None:
-    """Score models beside the classical methods on items with known truth."""
+    """Score models and classical methods on items with known truth."""
     from sader.evaluation.evaluate import run_evaluation
     from sader.evaluation.report import markdown, print_summary, report_json
 
@@ -120,7 +120,7 @@ def compare(
     as_json: AsJson = False,
     **given: Any,
 ) -> None:
-    """Evaluate models and add paired tests, costs, the Pareto figure and the qualitative figure."""
+    """Score models as evaluate does, and add paired tests, costs and figures."""
     from sader.evaluation.evaluate import run_evaluation
     from sader.evaluation.report import markdown, report_json
 
@@ -194,7 +194,7 @@ def reproduce(
     examples: Examples = 3,
     out: Annotated[Path, option("Folder of runs, rows and tables.", REPORT, "--out", "-o")] = Path("reproduce"),
 ) -> None:
-    """Train and score a table or figure of the paper; an interrupted command continues where it stopped."""
+    """Train and score what a table or figure of the paper needs; resumes interrupted runs."""
     from sader.evaluation.reproduce import run
     from sader.evaluation.reproduce.setting import ReproduceRequest
 

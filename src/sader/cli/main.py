@@ -81,7 +81,7 @@ def demo(
     seed: Seed = 0,
     as_json: AsJson = False,
 ) -> None:
-    """Remove the clouds of a real place with known truth and score the result."""
+    """Remove the clouds of a built-in real scene with known truth, and score the result."""
     with remove.watched(resumes=False) as callbacks:
         from sader.demo import run_demo
 

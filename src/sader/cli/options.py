@@ -22,10 +22,10 @@ Model = Annotated[
 Seed = Annotated[int, typer.Option(help="Seed of the noise: the same seed gives the same image.")]
 Steps = Annotated[str | None, typer.Option(help="Sampling steps: 4, or 4+1 with resampling; default: the model's own.")]
 
-Dataset = Annotated[str | None, option("The data is this public dataset (sader data list) in its own layout.", DATA)]
-Sampler = Annotated[str, option("Dates of a public dataset: leak_free or published.", DATA)]
+Dataset = Annotated[str | None, option("Public dataset in its published layout, by name (sader data list).", DATA)]
+Sampler = Annotated[str, option("How dates of a public dataset are chosen: leak_free or published.", DATA)]
 Lists = Annotated[str | None, option("Split lists of a public dataset: folder, frozen, hash, or a file.", DATA)]
-Partial = Annotated[bool, option("Use the places on disk where some are missing.", DATA, "--partial")]
+Partial = Annotated[bool, option("Accept an incomplete dataset: use the places on disk.", DATA, "--partial")]
 Coverage = Annotated[
     str, option("SEN12MS-CR-TS: cloud cover by auto, masks, s2cloudless, rules or a table (sader data cover).", DATA)
 ]
@@ -59,9 +59,9 @@ def reading_options(
     overwrite: Annotated[bool, option("Replace existing outputs.", None, "--overwrite")] = False,
     bands: Annotated[
         str | None,
-        option("Names in the order of the file, such as blue,green,red,nir; or 10-band, 12-band, 13-band.", READING),
+        option("Band names in the order of the file: blue,green,red,nir; or 10-band, 12-band, 13-band.", READING),
     ] = None,
-    offset: Annotated[str, option("auto, none, or counts such as -1000 (baseline 04.00).", READING)] = "auto",
+    offset: Annotated[str, option("Added to the counts: auto, none, or -1000 (baseline 04.00).", READING)] = "auto",
     scale: Annotated[float | None, option("Reflectance per count; default: that of the file.", READING)] = None,
     grid: Annotated[
         str | None,
@@ -70,7 +70,7 @@ def reading_options(
     stac: Annotated[str | None, option("STAC API to search instead of files.", READING)] = None,
     bbox: Annotated[str | None, option("Area: west,south,east,north in degrees.", READING)] = None,
     aoi: Annotated[str | None, option("Area: the box around the shapes of a GeoJSON file.", READING)] = None,
-    dates: Annotated[str | None, option("Period: 2022-03-01/2022-05-31.", READING)] = None,
+    dates: Annotated[str | None, option("Use the dates of this period: 2022-03-01/2022-05-31.", READING)] = None,
     collection: Annotated[str | None, option("STAC collection; default sentinel-2-l2a.", READING)] = None,
 ) -> None:
     """Options of the commands that read scenes: what is read, and where from."""
@@ -80,8 +80,8 @@ def tile_options(
     mask: Annotated[
         list[str] | None,
         option(
-            "auto, own, head, scl, fmask, qa_pixel, qa60 (with classes or bits: scl:3,8,9), s2cloudless, "
-            "omnicloudmask, a folder, or a mask file for each date (repeat).",
+            "Cloud masks: auto (of the product, otherwise own), own or head (estimated), scl, fmask, qa_pixel, qa60 "
+            "(with classes or bits: scl:3,8,9), s2cloudless, omnicloudmask, a folder, or one file a date (repeat).",
             TILES,
         ),
     ] = None,
@@ -93,7 +93,7 @@ def tile_options(
         str | None, option("Values of mask files that count as cloud or shadow, such as 2,4.", TILES)
     ] = None,
     cloud_threshold: Annotated[
-        float | None, option("Probability that counts as cloud in estimated masks; default 0.5.", TILES)
+        float | None, option("Probability from which estimated masks hide a pixel; default 0.5.", TILES)
     ] = None,
     mask_growth: Annotated[int | None, option("Pixels by which estimated masks are widened; default 1.", TILES)] = None,
     haze: Annotated[
@@ -109,7 +109,7 @@ def run_options(
     uncertainty: Annotated[
         bool, option("NAME_uncertainty.tif: expected error in reflectance.", WRITING, "--uncertainty")
     ] = False,
-    count: Annotated[bool, option("NAME_count.tif: clear observations, 255 outside.", WRITING, "--count")] = False,
+    count: Annotated[bool, option("NAME_count.tif: number of clear dates, 255 outside.", WRITING, "--count")] = False,
     save_masks: Annotated[
         bool, option("NAME_masks.tif: the masks that were used, one band for each date.", WRITING, "--save-masks")
     ] = False,
@@ -121,7 +121,7 @@ def run_options(
     ] = False,
     min_count: Annotated[
         int | None,
-        option("Nodata where fewer dates than this show a hidden pixel clearly; default 0: filled.", WRITING, min=0),
+        option("Nodata in hidden pixels with fewer clear dates than this; default 0: filled.", WRITING, min=0),
     ] = None,
     max_uncertainty: Annotated[
         float | None,
@@ -145,9 +145,9 @@ def run_options(
     ] = None,
     samples: Annotated[
         int | None,
-        option("Results averaged; default 1, or 4 for --uncertainty of a model that states no error.", WORKING, min=1),
+        option("Number of results averaged; default 1, or 4 for --uncertainty without an error head.", WORKING, min=1),
     ] = None,
-    seed: Annotated[int, option("The same seed gives the same image.", WORKING)] = 0,
+    seed: Annotated[int, option("Seed of the noise: the same seed gives the same image.", WORKING)] = 0,
     device: Annotated[str | None, option("cpu, cuda or cuda:1; default: a GPU if there is one.", WORKING)] = None,
     threads: Annotated[
         int | None, option("Processor cores used on a CPU; default: all that are available.", WORKING, min=1)
@@ -171,12 +171,12 @@ MANY = "Many scenes"
 def batch_options(
     scenes: Annotated[
         str | None,
-        option("Scenes instead of inputs: a list (one a line), a folder of folders, or a STAC catalogue.", MANY),
+        option("Many scenes: a text file (one a line), a folder of folders, or a STAC catalogue.", MANY),
     ] = None,
     workers: Annotated[
         int | None, option("Processes on this machine, one scene each; default 1. For a cluster: --dask.", MANY, min=1)
     ] = None,
-    retries: Annotated[int, option("Further attempts after an error that may pass.", MANY, min=0)] = 2,
+    retries: Annotated[int, option("Further attempts after an error of system, disk or network.", MANY, min=0)] = 2,
     price: Annotated[
         float | None, option("Price of a core hour (or GPU hour), for the cost in the report.", MANY, min=0)
     ] = None,

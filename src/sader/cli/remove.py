@@ -46,10 +46,10 @@ def remove(
     report: Annotated[
         Path | None, option("HTML page about the run; also writes provenance (and uncertainty).", WRITING)
     ] = None,
-    item: Annotated[bool, option("STAC item beside the output.", WRITING, "--item/--no-item")] = True,
+    item: Annotated[bool, option("Write a STAC item beside the output.", WRITING, "--item/--no-item")] = True,
     **given: Any,
 ) -> None:
-    """Remove the clouds of your own scene: several dates in, one cloud-free map out."""
+    """Remove the clouds of one scene: several dates in, one cloud-free image out."""
     own = {"out": out, "reference": reference, "preview": preview, "report": report, "item": item}
     if given["scenes"] is not None:
         return _run_many({**given, **own}, as_json)
@@ -67,7 +67,7 @@ def series(
         str, option("Folder of GeoTIFFs to write, or NAME.zarr; with --scenes also s3://...", None, "--out", "-o")
     ] = "series",
     nearest: Annotated[
-        int | None, option("Clean each date with so many dates nearest in time, such as 6; default: all.", None, min=1)
+        int | None, option("Number of nearest dates used to clean each date, such as 6; default: all.", None, min=1)
     ] = None,
     as_json: AsJson = False,
     animation: Annotated[Path | None, option("GIF of all dates, before and after.", WRITING)] = None,
@@ -104,7 +104,7 @@ def mask(
     overlap: Annotated[int | None, option("Pixels shared by neighbouring tiles; default 64.", TILES)] = None,
     **given: Any,
 ) -> None:
-    """Classify every date: land, thick and thin cloud, shadow, water, snow, with probabilities."""
+    """Classify the pixels of every date: land, thick and thin cloud, shadow, water, snow."""
     own = {"out": out, "device": device, "tile": tile, "overlap": overlap}
     with _watched_scenes(given, "classifying", resumes=False) as callbacks:
         from sader.geo.classes import run_mask

@@ -41,7 +41,7 @@ def export(
     steps: Annotated[int | None, typer.Option(min=1, help="Sampling steps; default: the model's own.")] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Write a model as one graph that runs without sader, for any number of dates."""
+    """Write a model as an ONNX or torch.export graph that runs without sader."""
     from sader.inference.onnx import export_model
 
     if format is None:
@@ -69,10 +69,10 @@ def serve(
         Path | None, typer.Option(help="File with the token that clients must send; default: a new one is printed.")
     ] = None,
     allow_host: Annotated[
-        list[str] | None, typer.Option(help="An accepted host name of the server, such as maps.example.org.")
+        list[str] | None, typer.Option(help="A host name of the server that is accepted: maps.example.org; repeatable.")
     ] = None,
     allow_remote: Annotated[
-        list[str] | None, typer.Option(help="A host from which files of STAC items may be read over https.")
+        list[str] | None, typer.Option(help="A host from which STAC assets may be read over https; repeatable.")
     ] = None,
     model: Annotated[str | None, typer.Option(help="Shipped weights, a preset or a checkpoint file.")] = None,
     device: Device = None,
@@ -104,15 +104,15 @@ def serve(
 @app.command()
 def bench(
     model: Annotated[str | None, typer.Argument(help="Shipped weights, a preset or a checkpoint file.")] = None,
-    steps: Annotated[str, typer.Option(help="Step counts to time, with commas.")] = "1,4",
+    steps: Annotated[str, typer.Option(help="Numbers of steps, separated by commas.")] = "1,4",
     size: Annotated[int, typer.Option(min=16, help="Edge of a tile in pixels.")] = 256,
     dates: Annotated[int, typer.Option(min=1, help="Dates of a series.")] = 3,
-    runs: Annotated[int, typer.Option(min=1, help="Runs of each; the median counts.")] = 5,
-    backend: Annotated[str | None, typer.Option(help="Only these, with commas: torch, accelerated, onnx.")] = None,
+    runs: Annotated[int, typer.Option(min=1, help="Runs of each; the median is printed.")] = 5,
+    backend: Annotated[str | None, typer.Option(help="Only these: torch,accelerated,onnx.")] = None,
     device: Device = None,
     as_json: AsJson = False,
 ) -> None:
-    """Time this machine: tiles and megapixels per second and memory, for each backend and step count."""
+    """Measure speed and memory on this machine, for each backend and number of steps."""
     backends = None if backend is None else backend.split(",")
     rows = measure(model, steps=steps.split(","), size=size, dates=dates, runs=runs, device=device, backends=backends)
     if as_json:

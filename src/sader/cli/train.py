@@ -18,7 +18,7 @@ Quiet = Annotated[bool, typer.Option("--quiet", help="No progress bar.")]
 def train(
     run: Run,
     preset: Annotated[
-        str | None, typer.Argument(help="A preset, baseline or YAML file; not needed to resume or tune.")
+        str | None, typer.Argument(help="A preset, baseline or YAML file; not needed with --resume or --init.")
     ] = None,
     data: Annotated[list[str] | None, typer.Option(help="Shards to train on, files or folders; repeatable.")] = None,
     validation: Annotated[list[str] | None, typer.Option(help="Shards of other places to validate on.")] = None,
@@ -48,7 +48,7 @@ def pretrain_guide(
     run: Run,
     data: Annotated[list[str] | None, typer.Option(help="Shards to train on, files or folders; repeatable.")] = None,
     kind: Annotated[str | None, typer.Option(help="mae (shipped), mae-paper (as published) or conv.")] = None,
-    bands: Annotated[str | None, typer.Option(help="Bands of the images, B02,B03,...")] = None,
+    bands: Annotated[str | None, typer.Option(help="Bands of the images: B02,B03,...")] = None,
     set_: Set = None,
     resume: Annotated[bool, typer.Option("--resume", help="Resume an interrupted run.")] = False,
     quiet: Quiet = False,
