@@ -24,11 +24,11 @@ class PlainDocstrings(griffe.Extension):
 def as_markdown(text: str) -> str:
     """Return the docstring with arguments as a list and examples as fenced code."""
     out: list[str] = []
-    state = "text"
+    state, before = "text", ""
     for line in text.splitlines():
         found = ARGUMENT.match(line)
         now = "example" if line.startswith((">>>", "...")) else "list" if found else "text"
-        if now == "text" and state == "list" and line.startswith(" "):
+        if now == "text" and state == "list" and line and (line.startswith(" ") or not before.endswith(".")):
             now = "list"  # an argument's second line
         if now != state:
             out += ["```"] if state == "example" else [""]
@@ -40,5 +40,5 @@ def as_markdown(text: str) -> str:
         elif now == "list":
             line = "  " + line.strip()
         out.append(line)
-        state = now
+        state, before = now, line
     return "\n".join([*out, "```"] if state == "example" else out)

@@ -1,5 +1,5 @@
-"""Other methods behind one interface.
+"""Other methods of cloud removal behind one interface.
 
-`baseline` is the interface, `classical` holds the methods without training; the trained systems of the tables are in
-`systems`, what several of them share in `parts`.
+`baseline` is the interface, `classical` holds the methods without training. The trained systems of the paper's tables
+are in `systems`; network parts that several of them share are in `parts`.
 """

@@ -1,5 +1,5 @@
 """Training batches and evaluation items.
 
 Shards on disk, batches composed on the device, simulated clouds, evaluation items and packing. Readers of published
-data sets are in `public`, synthetic places in `synthetic`.
+datasets are in `public`, synthetic places in `synthetic`.
 """

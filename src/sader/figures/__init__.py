@@ -1,4 +1,4 @@
 """Pictures (PNG) and self-contained HTML pages.
 
-No evaluation, no map projection: callers pass arrays and text.
+Callers pass arrays and text; evaluation and map projection are in other packages.
 """

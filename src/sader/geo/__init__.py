@@ -1,4 +1,4 @@
-"""Scenes on the map; the only home of rasterio, xarray and dask.
+"""Georeferenced scenes; the only package that imports rasterio, xarray and dask.
 
 Grids, stacks of dates, alignment, values and `remove`. Readers are in `read`, STAC in `stac`, the scene loop in
 `scene`, xarray, Zarr and dask in `xarray`.

@@ -1,5 +1,5 @@
 """The network: tensors in, tensors out.
 
-Blocks, attention, fusion of dates, the composite, the heads and the masked autoencoder. No diffusion process, no files,
-no arrays of users; imports torch, numpy and einops only.
+Blocks, attention, fusion of dates, the composite, the heads and the masked autoencoder. The diffusion
+process is in `sader.method`. Imports torch, numpy and einops only.
 """

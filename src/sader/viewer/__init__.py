@@ -1,4 +1,4 @@
 """The local page and the OGC API of `sader serve`.
 
-Requests, jobs and scenes. Computation happens in the processes of `worker`; what protects the machine is in `security`.
+Requests, jobs and scenes. `worker` holds the processes that compute, `security` the protection of the machine.
 """

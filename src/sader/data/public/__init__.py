@@ -1,4 +1,4 @@
-"""Readers of published data sets, one file each.
+"""Readers of published datasets, one file each.
 
-The common data set class, the registry, splits and image files. Packing into shards is in `sader.data.pack`.
+The common dataset class, the registry, splits and image files. Packing into shards is in `sader.data.pack`.
 """

@@ -1,1 +1,1 @@
-"""Worker processes: they open rasters and run the model, so that a crash or a lack of memory ends no server."""
+"""Worker processes that open rasters and run the model: a crash or a lack of memory does not end the server."""
