@@ -22,8 +22,8 @@ import numpy as np
 import pack_codec
 import rasterio
 
-BANDS = ("B01", "B02", "B03", "B04", "B08", "B09", "B10", "B11", "B12")
 GROUPS = {10: ("B02", "B03", "B04", "B08"), 20: ("B11", "B12"), 60: ("B01", "B09", "B10")}
+"""Bands that are packed, by their resolution in metres."""
 LAND, THICK, THIN, SHADOW, WATER, SNOW, CLEAR, HIDDEN, NOT_THICK, UNKNOWN = 0, 1, 2, 3, 4, 5, 6, 7, 8, 255
 VAL_OSCD = ("bordeaux", "mumbai", "lasvegas", "montpellier")
 VAL_CALIFORNIA = ("DOVE_20241019", "CLEAR_20240626", "1-7_20200817")
@@ -53,9 +53,7 @@ class Image:
 
 def read(path: Path) -> tuple[tuple[str, ...], np.ndarray]:
     with rasterio.open(path) as file:
-        names, data = file.descriptions, file.read()
-    keep = [i for i, name in enumerate(names) if name in BANDS]
-    return tuple(names[i] for i in keep), data[keep]
+        return file.descriptions, file.read()
 
 
 def surface(image: Image, *, cold: bool = False) -> Image:

@@ -1,184 +1,150 @@
-"""Score cloud masks on validation places: recall, precision, IoU, false alarms, and the PSNR of the composite.
+"""Score cloud masks on the labelled dates of the validation places, beside rules and s2cloudless.
 
-    python tools/masks/score.py SHARDS... --clouds CLOUDSEN12_SHARDS --network mask.safetensors [--model NAME ...]
+    python tools/masks/score.py DATA [--only cloudsen12 --only oscd] [--places]
 
-Items are those of `sader evaluate` ("clean this date": real clouds pasted onto a clear date), cut to `--size` pixels.
-Masks are scored on the reference date and on the other dates that have labels. The composite is the same for every
-method: that of the first model, with the method's masks given for all dates.
+Labels are those of `pack_data.py`: human labels of CloudSEN12, scene classes of Belgium, the cloud probability of
+BioMassters, smoke by the rise of the blue band; all other places are clear, with water and snow named by spectral
+rules. All dates of a place are classified together, with four bands and with all. No mask is widened. Prints one row
+for each source and method: IoU, recall and precision of hidden pixels, the share of each hidden class that is found,
+and the share of each visible surface that is hidden.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
+import warnings
+from collections import defaultdict
 from collections.abc import Callable, Iterator
-from dataclasses import replace
+from itertools import chain
 from pathlib import Path
 
 import numpy as np
-import torch
-from safetensors import safe_open
+import pack_data
+import rasterio
+from pack_data import CLEAR, HIDDEN, LAND, SHADOW, SNOW, THICK, THIN, WATER, Image
 
-from sader import CloudRemover
+from sader import CloudRemover, RemoverOptions
 from sader.bands import BANDS_RGBN
-from sader.data.cloud_rules import estimate_cloud_mask
-from sader.data.items import Item, clean_this_date
-from sader.data.shards import SeriesRecord, read_shards
-from sader.inference.masks import used_mask
-from sader.model.heads import MaskNetwork, MaskNetworkConfig, band_sources, hidden_probability
+from sader.data.cloud_rules import S2CLOUDLESS_BANDS, detect_s2cloudless, estimate_cloud_mask
+from sader.model.heads import HIDDEN_CLASSES
 
-Masks = Callable[[Item], dict[str, np.ndarray]]
-"""(Item) -> masks bool (T, H, W) by the name of the method or setting."""
-
-
-def load_network(path: Path) -> MaskNetwork:
-    """Return the network of a file that `train.py` wrote."""
-    with safe_open(path, "pt") as file:
-        options = json.loads(file.metadata()["config"])
-        weights = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-    network = MaskNetwork(MaskNetworkConfig(**{k: tuple(v) if isinstance(v, list) else v for k, v in options.items()}))
-    network.load_state_dict({name: value.float() for name, value in weights.items()})
-    return network.eval()
+Series = list[Image]
+Masks = Callable[[Series], np.ndarray | None]
+"""(dates of a place) -> masks bool (T, H, W); None where the method cannot be used."""
+FOUND, ALARMS = {"thick": THICK, "thin": THIN, "shadow": SHADOW}, {"land": LAND, "water": WATER, "snow": SNOW}
+LEAST = 1000
+"""Pixels of a class below which no share is printed."""
 
 
-@torch.inference_mode()
-def probability(network: MaskNetwork, item: Item) -> torch.Tensor:
-    """Return the probability (1, T, H, W) of cloud or shadow."""
-    sources = band_sources(item.bands)
-    dates, _, height, width = item.cloudy.shape
-    multiple = network.config.multiple
-    rows, columns = height + -height % multiple, width + -width % multiple
-    images = torch.zeros(1, dates, len(sources), rows, columns)
-    for band, source in enumerate(sources):
-        if source is not None:
-            images[0, :, band, :height, :width] = torch.from_numpy(item.cloudy[:, source])
-    seen = torch.zeros(1, dates, rows, columns, dtype=torch.bool)
-    seen[0, :, :height, :width] = torch.from_numpy(item.valid)
-    present = torch.tensor([[source is not None for source in sources]])
-    return hidden_probability(network(images, seen, present), dim=2)[..., :height, :width]
+def validation_series(root: Path, only: list[str]) -> Iterator[Series]:
+    """Yield the dates of each validation place that have the same bands and size."""
+    names = ("cloudsen12", "oscd", "california", "sen12mscr", "rondonia", "belgium", "biomassters", "others")
+    places: dict[tuple[object, ...], Series] = defaultdict(list)
+    for image in chain.from_iterable(getattr(pack_data, name)(root) for name in names):
+        if image.split == "val" and (not only or image.source in only):
+            places[image.source, image.place, image.bands, image.labels.shape].append(image)
+    yield from places.values()
 
 
-def network_masks(network: MaskNetwork, name: str, settings: list[tuple[float, int]]) -> Masks:
-    def masks(item: Item) -> dict[str, np.ndarray]:
-        found = probability(network, item)
-        valid = torch.from_numpy(item.valid)[None]
-        unknown = torch.full(found.shape, torch.nan)
-        return {
-            f"{name} {level}+{growth}": used_mask(found, valid, unknown, threshold=level, growth=growth)[0].numpy()
-            > 0.5
-            for level, growth in settings
-        }
+def values(series: Series, bands: tuple[str, ...] | None = None) -> tuple[np.ndarray, np.ndarray, tuple[str, ...]]:
+    """Return reflectance (T, C, H, W), validity (T, H, W) and the bands: those of `bands` that there are, or all."""
+    kept = tuple(band for band in series[0].bands if bands is None or band in bands)
+    counts = np.stack([image.counts[[image.bands.index(band) for band in kept]] for image in series])
+    return counts.astype(np.float32) / 1e4, (counts > 0).all(axis=1), kept
+
+
+def by_network(remover: CloudRemover, *, more: bool) -> Masks:
+    """Return the masks of `sader-masks` with the bands of the remover; more: only where they are more than four."""
+
+    def masks(series: Series) -> np.ndarray | None:
+        cloudy, valid, bands = values(series, remover.bands)
+        if more and len(bands) <= len(BANDS_RGBN):
+            return None
+        scores = remover.classify(cloudy, valid=valid, bands=bands)
+        return np.asarray(scores[:, list(HIDDEN_CLASSES)].sum(axis=1) >= 0.5)
 
     return masks
 
 
-def model_masks(remover: CloudRemover, name: str) -> Masks:
-    def masks(item: Item) -> dict[str, np.ndarray]:
-        at = [item.bands.index(band) for band in remover.bands]
-        found = remover.estimate_cloud(item.cloudy[:, at], valid=item.valid, reference=item.reference)
-        return {name: found > 0.5}
+def by_head(remover: CloudRemover) -> Masks:
+    """Return the masks of the model's cloud head, without a reference date."""
+
+    def masks(series: Series) -> np.ndarray:
+        cloudy, valid, bands = values(series, BANDS_RGBN)
+        return remover.estimate_cloud(cloudy, valid=valid, bands=bands) > 0.5
 
     return masks
 
 
-def plain_masks(item: Item) -> dict[str, np.ndarray]:
-    return {"true": item.cloud_mask, "rules": estimate_cloud_mask(item.cloudy, item.bands, valid=item.valid)}
+def by_rules(series: Series) -> np.ndarray:
+    """Return the masks of `sader.data.cloud_rules`."""
+    cloudy, valid, bands = values(series, BANDS_RGBN)
+    return estimate_cloud_mask(cloudy, bands, valid=valid)
 
 
-def cut_records(paths: list[Path], size: int) -> Iterator[SeriesRecord]:
-    """Yield the records cut to the `size` pixels around the middle of what they cover."""
-    for record in read_shards(paths):
-        rows, columns = (np.flatnonzero((record.dn[:, 0] > 0).any(0).any(axis)) for axis in (1, 0))
-        top, left = (max(int(span[0] + span[-1] + 1 - size) // 2, 0) for span in (rows, columns))
-        box = (..., slice(top, top + size), slice(left, left + size))
-        labels = None if record.labels is None else np.ascontiguousarray(record.labels[box])
-        yield replace(record, dn=np.ascontiguousarray(record.dn[box]), labels=labels)
+def by_s2cloudless(series: Series) -> np.ndarray | None:
+    """Return the clouds of s2cloudless, where its ten bands are present and the dates are L1C."""
+    if set(S2CLOUDLESS_BANDS) - set(series[0].bands) or series[0].level != "L1C":
+        return None
+    cloudy, _, bands = values(series)
+    chosen = [bands.index(band) for band in S2CLOUDLESS_BANDS]
+    return np.stack([detect_s2cloudless(date[chosen]) for date in cloudy])
 
 
-def composite_psnr(remover: CloudRemover, item: Item, masks: np.ndarray) -> tuple[float, float]:
-    """Return the PSNR on the scored pixels and the share of the clear reference pixels that changed."""
-    at = [item.bands.index(band) for band in remover.bands]
-    assert item.reference is not None
-    clear = remover.predict(item.cloudy[:, at], reference=item.reference, cloud_mask=masks, valid=item.valid).clear
-    truth, own = item.clear[at], item.cloudy[item.reference, at]
-    error = float(np.mean((clear - truth)[:, item.scored].astype(np.float64) ** 2))
-    changed = (np.abs(clear - own) > 1e-6).any(0)[item.kept]
-    return -10 * np.log10(max(error, 1e-12)), float(changed.mean()) if changed.size else np.nan
+def counts(series: Series, masks: np.ndarray) -> np.ndarray:
+    """Return the pixels (label, visible or hidden by the mask) of all dates."""
+    table = np.zeros((256, 2), np.int64)
+    for image, mask in zip(series, masks, strict=True):
+        known = (image.counts > 0).all(axis=0)
+        np.add.at(table, (image.labels[known], mask[known].astype(np.int64)), 1)
+    return table
 
 
-def counts(item: Item, masks: np.ndarray) -> np.ndarray:
-    """Return hits, misses, false alarms and correct clear pixels of the reference date and of the other dates."""
-    result = np.zeros((2, 4))
-    for date in range(len(masks)):
-        known = item.valid[date]
-        own = date == item.reference
-        if not own and not item.label_known:
-            continue
-        true, found = item.cloud_mask[date][known], masks[date][known]
-        result[0 if own else 1] += [
-            (true & found).sum(),
-            (true & ~found).sum(),
-            (~true & found).sum(),
-            (~true & ~found).sum(),
-        ]
-    return result
+def row(table: np.ndarray) -> str:
+    """Return the figures of one method on one source."""
+    hidden = table[[THICK, THIN, SHADOW, HIDDEN]].sum(axis=0)
+    visible = table[[LAND, WATER, SNOW, CLEAR]].sum(axis=0)
 
+    def share(part: float, whole: float) -> str:
+        return f"{part / whole:.3f}" if whole >= LEAST else "-"
 
-def figures(total: np.ndarray) -> str:
-    hit, miss, false, right = total
-    parts = (
-        hit / max(hit + miss, 1),
-        hit / max(hit + false, 1),
-        hit / max(hit + miss + false, 1),
-        false / max(false + right, 1),
-    )
-    return " ".join(f"{part:.3f}" for part in parts)
+    enough = hidden.sum() if hidden.sum() >= LEAST else 0
+    cells = [
+        share(hidden[1], (hidden.sum() + visible[1]) * (enough > 0)),
+        share(hidden[1], enough),
+        share(hidden[1], (hidden[1] + visible[1]) * (enough > 0)),
+    ]
+    cells += [share(table[code][1], table[code].sum()) for code in (*FOUND.values(), *ALARMS.values())]
+    return " | ".join([*cells, share(visible[1], visible.sum())])
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser()
-    parser.add_argument("shards", type=Path, nargs="+")
-    parser.add_argument("--clouds", type=Path, required=True)
-    parser.add_argument("--network", type=Path, action="append", default=[])
-    parser.add_argument("--model", action="append", default=[])
-    parser.add_argument("--settings", default="0.5+2,0.3+2,0.2+2", help="threshold+growth, ...")
-    parser.add_argument("--limit", type=int, default=1, help="items per place")
-    parser.add_argument("--places", type=int, default=None, help="places per source")
-    parser.add_argument("--size", type=int, default=256)
-    parser.add_argument("--all-bands", action="store_true", help="give the network every band there is")
-    parser.add_argument("--no-composite", action="store_true")
-    args = parser.parse_args()
-    torch.set_num_threads(1)
-    models = {name: CloudRemover.from_pretrained(name, device="cpu") for name in args.model or ["sader-s2-rgbn"]}
-    remover = next(iter(models.values()))
-    settings = [(float(a), int(b)) for a, b in (part.split("+") for part in args.settings.split(","))]
-    methods: list[Masks] = [plain_masks, *(model_masks(model, name) for name, model in models.items())]
-    methods += [network_masks(load_network(path), path.parent.name, settings) for path in args.network]
-    everything: dict[str, list[tuple[float, float]]] = {}
-    for shards in args.shards:
-        records = list(cut_records([shards], args.size))[: args.places]
-        donors = list(read_shards([args.clouds]))
-        bands = None if args.all_bands else BANDS_RGBN
-        totals: dict[str, np.ndarray] = {}
-        scores: dict[str, list[tuple[float, float]]] = {}
-        for item in clean_this_date(records, donors=donors, bands=bands, limit=args.limit):
-            found = {name: masks for method in methods for name, masks in method(item).items()}
-            line = []
-            for name, masks in found.items():
-                totals[name] = totals.get(name, 0) + counts(item, masks)
-                if not args.no_composite:
-                    scores.setdefault(name, []).append(composite_psnr(remover, item, masks))
-                    line.append(f"{scores[name][-1][0]:.2f}")
-            print(f"  {item.name} {item.cloudy.shape} scored {item.scored.mean():.2f}:", *line, flush=True)
-        print(f"{shards}\n  method: PSNR changed | reference: recall precision IoU alarms | other dates: the same")
-        for name, total in totals.items():
-            mean = np.nanmean(scores[name], axis=0) if name in scores else (np.nan, np.nan)
-            everything.setdefault(name, []).append(tuple(mean))
-            print(f"  {name:24s} {mean[0]:6.2f} {mean[1]:.3f} | {figures(total[0])} | {figures(total[1])}", flush=True)
-    print(
-        "mean over sources:",
-        {name: [round(float(v), 3) for v in np.nanmean(rows, 0)] for name, rows in everything.items()},
-    )
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("data", type=Path, help="folder of the source folders")
+    parser.add_argument("--only", action="append", default=[], help="a source; may be repeated")
+    parser.add_argument("--places", action="store_true", help="one row for each place")
+    given = parser.parse_args()
+    warnings.filterwarnings("ignore", category=rasterio.errors.NotGeoreferencedWarning)
+    four, many = (CloudRemover.from_pretrained(name, device="cpu") for name in ("sader-s2-rgbn", "sader-s2-msi"))
+    head = CloudRemover.from_pretrained("sader-s2-rgbn", device="cpu", options=RemoverOptions(masks="head"))
+    methods: dict[str, Masks] = {
+        "sader-masks, four bands": by_network(four, more=False),
+        "sader-masks, all bands": by_network(many, more=True),
+        "cloud head of sader-s2-rgbn": by_head(head),
+        "rules": by_rules,
+        "s2cloudless": by_s2cloudless,
+    }
+    totals: dict[tuple[str, str], np.ndarray] = {}
+    for series in validation_series(given.data, given.only):
+        source = f"{series[0].source} {series[0].place}" if given.places else series[0].source
+        for name, method in methods.items():
+            masks = method(series)
+            if masks is not None:
+                totals[source, name] = totals.get((source, name), 0) + counts(series, masks)
+    print("| source | method | IoU | recall | precision |", " | ".join((*FOUND, *ALARMS)), "| visible |")
+    print("|" + "---|" * (6 + len(FOUND) + len(ALARMS)))
+    for (source, name), table in totals.items():
+        print(f"| {source} | {name} | {row(table)} |")
 
 
 if __name__ == "__main__":
