@@ -121,7 +121,11 @@ def measure(server: subprocess.Popen[bytes], data: Path) -> dict[str, Any]:
     """Return resident memory (MiB) and open descriptors of the server and its processes, and the stored files."""
     found = {"server": server.pid}
     for thread in Path(f"/proc/{server.pid}/task").iterdir():  # children are listed by the thread that started them
-        for child in (thread / "children").read_text().split():
+        try:
+            children = (thread / "children").read_text().split()
+        except (FileNotFoundError, ProcessLookupError):  # the thread has ended since it was listed
+            continue
+        for child in children:
             found[Path(f"/proc/{child}/cmdline").read_bytes().split(b"\0")[-2].decode()] = int(child)
     sizes = {}
     for name, pid in found.items():
