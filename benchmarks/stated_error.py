@@ -22,8 +22,8 @@ import numpy as np
 import torch
 
 from sader.data.batch import SHADOW, THICK, THIN
-from sader.data.items import Item, clean_this_date, observed
-from sader.data.shards import SeriesRecord
+from sader.data.items import Item, clean_this_date
+from sader.data.shards import SeriesRecord, observed
 from sader.evaluation.data import load_records
 from sader.evaluation.methods import RemoverMethod
 from sader.inference import tile

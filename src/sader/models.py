@@ -141,10 +141,7 @@ def small_msi() -> ModelConfig:
 
 
 PRESETS: dict[str, Callable[[], ModelConfig]] = {
-    "sen2_mtc_new": sen2_mtc_new,
-    "sen12mscrts_ea": sen12mscrts_ea,
-    "small": small,
-    "small_msi": small_msi,
+    preset.__name__: preset for preset in (sen2_mtc_new, sen12mscrts_ea, small, small_msi)
 }
 
 
@@ -162,19 +159,8 @@ else:  # names for annotations only: importing baselines here would load them wi
     AnyModelConfig = AnyModel = object
 
 BASELINES = (
-    "mcgan",
-    "pix2pix",
-    "ae",
-    "cyclegan",
-    "stgan",
-    "ctgan",
-    "pmaa",
-    "crtsnet",
-    "uncrtaints",
-    "ddpmcr",
-    "diffcr",
-    "seqdms",
-    "emrdm",
+    *("mcgan", "pix2pix", "ae", "cyclegan", "stgan", "ctgan", "pmaa", "crtsnet", "uncrtaints"),
+    *("ddpmcr", "diffcr", "seqdms", "emrdm"),
 )
 """Names of the baseline systems, in the order of the paper's tables."""
 

@@ -80,8 +80,12 @@ Composed = tuple[np.ndarray, np.ndarray]
 """An image (C, H, W) and where it is known (H, W); the rest is filled."""
 
 
+CLASSICAL: dict[str, Classical] = {}
+"""Every classical method by name."""
+
+
 def classical_method(compose: Callable[[Scene], Composed]) -> Classical:
-    """Return the public function of a method: input checked, clear pixels of the reference kept, holes filled."""
+    """Return the public function of a method, also in `CLASSICAL`: input checked, the reference kept, holes filled."""
 
     def clean(
         cloudy: np.ndarray,
@@ -104,7 +108,7 @@ def classical_method(compose: Callable[[Scene], Composed]) -> Classical:
 
     clean.__name__ = clean.__qualname__ = compose.__name__
     clean.__doc__ = compose.__doc__
-    return clean
+    return CLASSICAL.setdefault(compose.__name__, clean)
 
 
 def some_date(mask: np.ndarray) -> np.ndarray:
@@ -297,25 +301,6 @@ def flat_truth(target: np.ndarray, *, pixels: np.ndarray | None = None) -> np.nd
     if not pixels.any():
         raise ValueRangeError("flat_truth got no scored pixel; expected at least one True in pixels")
     return np.broadcast_to(target[:, pixels].mean(1)[:, None, None], target.shape).astype(np.float32)
-
-
-CLASSICAL: dict[str, Classical] = {
-    method.__name__: method
-    for method in (
-        least_cloudy,
-        mean,
-        median,
-        masked_median,
-        mosaic,
-        best_available_pixel,
-        linear_in_time,
-        matched_mosaic,
-        ridge_blend,
-        local_ridge_blend,
-        flat_colour,
-    )
-}
-"""Every classical method by name."""
 
 
 def get_classical(name: str) -> Classical:

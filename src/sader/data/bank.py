@@ -23,13 +23,11 @@ from sader.data.clouds import CloudSettings, apply_clouds, cloud_fields, paste_c
 from sader.data.plan import CELL, SINGLE, Catalogue, MakerSettings, Plan, Planner
 from sader.data.pseudo_dates import PseudoDateSettings, pseudo_dates
 from sader.data.radar import optical_count
-from sader.data.shards import SeriesRecord, read_shard, shard_files
+from sader.data.shards import SeriesRecord, observed, read_shard, shard_files
 from sader.errors import BandError, DataError
 
 _NODATA = 254
 """Value in the bank's label plane of a pixel without data."""
-_MAY_BE_ZERO = ("B10",)
-"""The cirrus band is 0 to a few counts over clear land, so that 0 is a value there, not nodata."""
 
 
 class SeriesBank:
@@ -56,8 +54,8 @@ class SeriesBank:
             for k, name in enumerate(self.bands):
                 if has[k]:
                     dn[..., k] = np.minimum(record.dn[:, record.bands.index(name)], 32767)
-            must = [k for k, name in enumerate(self.bands[: self.optical]) if has[k] and name not in _MAY_BE_ZERO]
-            seen = np.all(dn[..., must] > 0, axis=-1)
+            optical = [name for name in self.bands[: self.optical] if name in record.bands]
+            seen = observed(record.dn[:, [record.bands.index(name) for name in optical]], optical)
             known = np.full((t, h, w), UNKNOWN, np.uint8) if record.labels is None else record.labels
             known = np.where(seen, known, _NODATA).astype(np.uint8)
             values.append(torch.from_numpy(np.where(seen[..., None], dn, 0).reshape(-1, len(self.bands))))
@@ -77,25 +75,17 @@ class SeriesBank:
         self.labels = torch.cat(labels).to(self.device)
         self.band_present = torch.tensor(present, device=self.device)
         self.days = np.array([day for record_days in days for day in record_days], np.float32)
-        self._catalogue(rows, tables, np.array(present), [name.split("/")[0] for name in self.names])
-
-    def _catalogue(self, rows: list, tables: list, present: np.ndarray, sources: list[str]) -> None:
-        record, base, height, width, clear_count, cloud_count, table_at = np.array(rows, np.int64).T
-        first = np.searchsorted(record, np.arange(len(sources)))
+        names = ("record", "base", "height", "width", "clear_count", "cloud_count", "table_at")
+        columns = dict(zip(names, np.array(rows, np.int64).T, strict=True))
+        first = np.searchsorted(columns["record"], np.arange(len(self.names)))
         self.catalogue = Catalogue(
-            record=record,
-            base=base,
-            height=height,
-            width=width,
-            clear_count=clear_count,
-            cloud_count=cloud_count,
-            table_at=table_at,
+            **columns,
             clear_table=np.concatenate([clear for clear, _ in tables]),
             cloud_table=np.concatenate([cloud for _, cloud in tables]),
             first=first,
-            dates=np.diff(np.append(first, len(record))),
-            source=np.array(sources),
-            donor=np.all(present[:, : self.optical], axis=1),
+            dates=np.diff(np.append(first, len(rows))),
+            source=np.array([name.split("/")[0] for name in self.names]),
+            donor=np.all(np.array(present)[:, : self.optical], axis=1),
         )
 
     @classmethod

@@ -9,7 +9,7 @@ from __future__ import annotations
 import zlib
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from itertools import combinations, pairwise
+from itertools import combinations, pairwise, product
 from typing import Any, TypeVar
 
 import numpy as np
@@ -21,7 +21,7 @@ from sader.data.cloud_rules import estimate_cloud_mask
 from sader.data.clouds import apply_clouds, cloud_fields
 from sader.data.pseudo_dates import pseudo_dates
 from sader.data.radar import RADAR_BANDS
-from sader.data.shards import SeriesRecord
+from sader.data.shards import SeriesRecord, observed
 from sader.errors import ConfigError, DataError
 
 CLEAR_SHARE = 0.5
@@ -30,7 +30,6 @@ WINDOW = 300
 """Frames longer than twice this are cut into windows of about this many pixels a side."""
 SMALLEST_WINDOW = 64
 """Side of the smallest image for simulated clouds."""
-_MAY_BE_ZERO = ("B10",)
 T = TypeVar("T")
 
 
@@ -145,13 +144,8 @@ def read_frames(records: Iterable[SeriesRecord], bands: Sequence[str] | None, *,
         raise DataError(f"the data holds no {wanted}. Check it with: sader data show SHARDS")
 
 
-def observed(dn: np.ndarray, bands: Sequence[str]) -> np.ndarray:
-    """Return bool (T, H, W), where counts (T, C, H, W) hold data; the cirrus band may be 0 over clear land."""
-    must = [k for k, name in enumerate(bands) if name not in _MAY_BE_ZERO]
-    return np.all(dn[:, must] > 0, axis=1)
-
-
 def _pieces(height: int, width: int) -> Iterator[tuple[slice, slice]]:
+    """Yield (rows, columns) of the windows of about `WINDOW` pixels that a frame is cut into."""
     rows = np.linspace(0, height, max(round(height / WINDOW), 1) + 1).astype(int)
     columns = np.linspace(0, width, max(round(width / WINDOW), 1) + 1).astype(int)
     for top, bottom in pairwise(rows):
@@ -159,34 +153,31 @@ def _pieces(height: int, width: int) -> Iterator[tuple[slice, slice]]:
             yield slice(int(top), int(bottom)), slice(int(left), int(right))
 
 
-def cloudy_windows(place: Frames, size: tuple[int, ...]) -> Iterator[tuple[int, slice, slice]]:
-    """Yield (date, rows, columns) of partly cloudy windows without nodata, where clouds would end in lines."""
-    height, width = place.valid.shape[1:]
-    for date in place.dates:
-        if not place.labelled(date):
-            continue
-        cloud = place.cloud(date)
-        for top in range(0, height - size[0] + 1, 32):
-            for left in range(0, width - size[1] + 1, 32):
-                rows, columns = slice(top, top + size[0]), slice(left, left + size[1])
-                share = cloud[rows, columns].mean()
-                if 0.12 < share < 0.85 and place.valid[date][rows, columns].mean() > 0.97:
-                    yield date, rows, columns
+Window = tuple[int, slice, slice]
+"""Date, rows and columns."""
 
 
-def clear_windows(place: Frames, side: int) -> list[tuple[int, slice, slice]]:
-    """Return (date, rows, columns) of windows of `side` pixels (fewer in a smaller frame) that are nearly all clear."""
-    height, width = place.valid.shape[1:]
-    side = min(side, height, width)
-    found = []
-    for date in place.dates if side >= SMALLEST_WINDOW else ():
-        clear = place.clear(date)
-        for top in range(0, height - side + 1, 16):
-            for left in range(0, width - side + 1, 16):
-                rows, columns = slice(top, top + side), slice(left, left + side)
-                if clear[rows, columns].mean() > 0.995:
-                    found.append((date, rows, columns))
-    return found
+def _windows(dates: Iterable[int], shape: Sequence[int], size: Sequence[int], step: int) -> Iterator[Window]:
+    """Yield the windows of `size` pixels at every `step` pixels of each date of frames of `shape` pixels."""
+    for date, top, left in product(dates, *(range(0, shape[axis] - size[axis] + 1, step) for axis in (0, 1))):
+        yield date, slice(top, top + size[0]), slice(left, left + size[1])
+
+
+def cloudy_windows(place: Frames, size: tuple[int, ...]) -> Iterator[Window]:
+    """Yield the partly cloudy windows without nodata, where clouds would end in lines."""
+    clouds, labelled = place.clouds, [date for date in place.dates if place.labelled(date)]
+    for window in _windows(labelled, place.valid.shape[1:], size, 32):
+        if 0.12 < clouds[window].mean() < 0.85 and place.valid[window].mean() > 0.97:
+            yield window
+
+
+def clear_windows(place: Frames, side: int) -> list[Window]:
+    """Return the windows of `side` pixels (fewer in a smaller frame) that are nearly all clear."""
+    shape = place.valid.shape[1:]
+    side = min(side, *shape)
+    clear = np.stack([place.clear(date) for date in place.dates])
+    dates = place.dates if side >= SMALLEST_WINDOW else ()
+    return [window for window in _windows(dates, shape, (side, side), 16) if clear[window].mean() > 0.995]
 
 
 LEAST_SCORED = 500

@@ -19,7 +19,9 @@ REAL, PAPER, SINGLE = 0, 1, 2
 """Tasks: clean a real date; predict a date that is not given; clean a pseudo-date derived from one clear image."""
 
 
-Judge = Callable[[np.ndarray, np.ndarray], tuple[np.ndarray, np.ndarray]]
+Array = np.ndarray
+Rng = np.random.Generator
+Judge = Callable[[Array, Array], tuple[Array, Array]]
 
 
 PUBLIC_SOURCES = (
@@ -30,15 +32,8 @@ PUBLIC_SOURCES = (
 """Public datasets that `sader data pack --dataset` writes; each has the weight of a user's own folder."""
 
 
-def _default_real() -> dict[str, float]:
-    public = dict.fromkeys(PUBLIC_SOURCES, 0.6)
-    return {"cloudsen12": 0.62, "rondonia": 0.26, "sen12mscr": 0.12, "folder": 0.6, **public}
-
-
-def _default_single() -> dict[str, float]:
-    public = dict.fromkeys(PUBLIC_SOURCES, 0.3)
-    mixed = {"eurosat": 0.3, "cloudsen12": 0.25, "rondonia": 0.15, "sen12mscr": 0.3, "folder": 0.3, "synthetic": 0.15}
-    return {**mixed, **public}
+_REAL = {"cloudsen12": 0.62, "rondonia": 0.26, "sen12mscr": 0.12, "folder": 0.6}
+_SINGLE = {"eurosat": 0.3, "cloudsen12": 0.25, "rondonia": 0.15, "sen12mscr": 0.3, "folder": 0.3, "synthetic": 0.15}
 
 
 @dataclass(frozen=True)
@@ -47,9 +42,9 @@ class MakerSettings:
 
     tasks: tuple[float, float, float] = (0.6, 0.12, 0.28)
     """Weights of three tasks: clean a real date, the paper's task, clean a pseudo-date of one clear image."""
-    real_sources: dict[str, float] = field(default_factory=_default_real)
+    real_sources: dict[str, float] = field(default_factory=lambda: _REAL | dict.fromkeys(PUBLIC_SOURCES, 0.6))
     """Weight of each source in the two tasks on real series."""
-    single_sources: dict[str, float] = field(default_factory=_default_single)
+    single_sources: dict[str, float] = field(default_factory=lambda: _SINGLE | dict.fromkeys(PUBLIC_SOURCES, 0.3))
     """Weight of each source in the task on pseudo-dates."""
     fewer_dates: float = 0.45
     """Probability of fewer dates than the batch has slots (uniform from 1); the rest is padding."""
@@ -231,7 +226,7 @@ class Planner:
         unlabelled = (c.clear_count + c.cloud_count) == 0
         self.has_clouds = has_clouds[c.record] | unlabelled
 
-    def _chances(self, sources: dict[str, float], usable: np.ndarray) -> np.ndarray | None:
+    def _chances(self, sources: dict[str, float], usable: Array) -> Array | None:
         """Return cumulative probabilities over frames: the source's weight, shared by truly clear pixels."""
         c = self.catalogue
         weight = np.zeros(len(c.record))
@@ -241,7 +236,7 @@ class Planner:
                 weight[mine] = share * c.clear_count[mine] / c.clear_count[mine].sum()
         return np.cumsum(weight) / weight.sum() if weight.sum() else None
 
-    def draw(self, rng: np.random.Generator, batch: int, dates: int, crop: int, groups: np.ndarray) -> Plan:
+    def draw(self, rng: Rng, batch: int, dates: int, crop: int, groups: Array) -> Plan:
         """Return a plan for `batch` series; `groups` are the chances of the bank's groups of bands to be dropped."""
         c, s = self.catalogue, self.settings
         task = np.searchsorted(self.task_chances, rng.random(batch)).clip(0, 2)
@@ -303,9 +298,7 @@ class Planner:
             coverage=cover[wanted & ~paste].astype(np.float32), dropped=rng.random((batch, len(groups))) < groups[None],
         )  # fmt: skip
 
-    def _window(
-        self, rng: np.random.Generator, frame: np.ndarray, side: int, judge: Judge, tries: int = 12
-    ) -> tuple[np.ndarray, np.ndarray]:
+    def _window(self, rng: Rng, frame: Array, side: int, judge: Judge, tries: int = 12) -> tuple[Array, Array]:
         """Return corners y, x (N,) of windows in `frame` (N,): the first acceptable one of `tries`, or the best.
 
         `judge` gets the clear and the cloudy share of the windows; it returns which are acceptable, and their scores.
@@ -319,9 +312,7 @@ class Planner:
         best = np.where(good.any(1), good.argmax(1), score.argmax(1))[:, None]
         return np.take_along_axis(y, best, 1)[:, 0], np.take_along_axis(x, best, 1)[:, 0]
 
-    def _same_place(
-        self, rng: np.random.Generator, target: np.ndarray, y: np.ndarray, x: np.ndarray, side: int
-    ) -> tuple[np.ndarray, np.ndarray]:
+    def _same_place(self, rng: Rng, target: Array, y: Array, x: Array, side: int) -> tuple[Array, Array]:
         """Return for each target a date of its record (frame) with clouds in the window, and whether there is one."""
         c = self.catalogue
         record = c.record[target]
@@ -334,15 +325,7 @@ class Planner:
         best = score.argmax(1)
         return candidates[np.arange(len(target)), best], score.max(1) > 0
 
-    def _others(
-        self,
-        rng: np.random.Generator,
-        target: np.ndarray,
-        donor: np.ndarray,
-        dates: int,
-        reference: np.ndarray,
-        task: np.ndarray,
-    ) -> np.ndarray:
+    def _others(self, rng: Rng, target: Array, donor: Array, dates: int, reference: Array, task: Array) -> Array:
         """Return (B, T) frames: the target at its slot, other dates of the record in random order elsewhere."""
         c = self.catalogue
         record = c.record[target]
@@ -358,9 +341,7 @@ class Planner:
         frames = np.where(slot == reference[:, None], target[:, None], frames)
         return np.where((task == SINGLE)[:, None], target[:, None], frames)
 
-    def _clear_other(
-        self, rng: np.random.Generator, frames: np.ndarray, target: np.ndarray, others: np.ndarray
-    ) -> np.ndarray:
+    def _clear_other(self, rng: Rng, frames: Array, target: Array, others: Array) -> Array:
         """Return (B, T): an almost clear frame among the first `others` (B,) of `frames`, or the target."""
         c = self.catalogue
         real = np.arange(frames.shape[1])[None] < others[:, None]
@@ -370,21 +351,13 @@ class Planner:
         chosen = np.take_along_axis(frames, score.argmax(2), 1)
         return np.where(usable.any(1)[:, None], chosen, target[:, None])
 
-    def _coverage(self, rng: np.random.Generator, shape: tuple[int, int], heavy: np.ndarray) -> np.ndarray:
+    def _coverage(self, rng: Rng, shape: tuple[int, int], heavy: Array) -> Array:
         usual = np.where(rng.random(shape) < 0.85, rng.uniform(0.05, 0.55, shape), rng.uniform(0.55, 1.0, shape))
         return np.where(heavy, rng.uniform(0.75, 1.0, shape), usual)
 
     def _pastes(
-        self,
-        rng: np.random.Generator,
-        paste: np.ndarray,
-        same_place: np.ndarray,
-        donor_date: np.ndarray,
-        y: np.ndarray,
-        x: np.ndarray,
-        side: int,
-        crop: int,
-    ) -> dict[str, np.ndarray]:
+        self, rng: Rng, paste: Array, same_place: Array, donor_date: Array, y: Array, x: Array, side: int, crop: int
+    ) -> dict[str, Array]:
         """Return where the clouds of each pasted slot come from; `paste` and `same_place` are bool (B, T)."""
         slot = np.flatnonzero(paste)
         row = slot // paste.shape[1]
@@ -406,12 +379,12 @@ class Planner:
         }
 
 
-def _good_donor(clear: np.ndarray, cloud: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def _good_donor(clear: Array, cloud: Array) -> tuple[Array, Array]:
     """Judge donor windows: partly cloudy, and without nodata, so that clouds do not end in straight lines."""
     whole = clear + cloud
     return (cloud > 0.1) & (cloud < 0.75) & (whole > 0.97), whole + np.minimum(cloud, 0.4)
 
 
-def _corner(spot: np.ndarray, size: np.ndarray, side: int) -> np.ndarray:
+def _corner(spot: Array, size: Array, side: int) -> Array:
     """Return window corners; a frame smaller than the window is centred in it."""
     return np.where(size >= side, (spot * (size - side + 1)).astype(np.int64), -((side - size) // 2))

@@ -13,7 +13,7 @@ import lzma
 import re
 import struct
 import zlib
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import BinaryIO
@@ -77,6 +77,14 @@ class SeriesRecord:
             raise ShapeError(f"{self.name} has {t} dates but {len(self.days)} days.")
 
 
+def observed(dn: np.ndarray, bands: Sequence[str]) -> np.ndarray:
+    """Return bool (T, H, W), where counts (T, C, H, W) hold data.
+
+    The cirrus band is 0 to a few counts over clear land, so that 0 is a value there, not nodata.
+    """
+    return np.all(dn[:, [name != "B10" for name in bands]] > 0, axis=1)
+
+
 def split_of(record: SeriesRecord) -> str:
     """Return "train" or "val" (or "test", of a public dataset), from the record's metadata alone.
 
@@ -130,11 +138,6 @@ def _quantise(dn: np.ndarray, step: int) -> np.ndarray:
     """Return `dn` (uint16) in units of `step`; 0 stays 0 and no other value becomes 0."""
     units = (dn.astype(np.uint32) + step // 2) // step
     return np.where(dn == 0, 0, np.maximum(units, 1)).astype(np.uint16)
-
-
-def _dequantise(units: np.ndarray, step: int) -> np.ndarray:
-    """Return units of `step` as uint16 counts."""
-    return np.minimum(units.astype(np.uint32) * step, 65535).astype(np.uint16)
 
 
 def _compress(units: np.ndarray) -> bytes:
@@ -203,7 +206,8 @@ def _read_record(read: Callable[[int], bytes], path: Path, number: int, count: i
         raise DataError(f"{where} does not match its checksum: the file is damaged. Copy or pack it again.")
     meta = json.loads(body[:text_size])
     shape, step, days = tuple(meta.pop("shape")), meta.pop("step"), meta.pop("days")
-    dn = _dequantise(_decompress(body[text_size : text_size + image_size], shape), step)
+    units = _decompress(body[text_size : text_size + image_size], shape)
+    dn = np.minimum(units.astype(np.uint32) * step, 65535).astype(np.uint16)
     labels = None
     if label_size:
         stored = lzma.decompress(body[text_size + image_size :])

@@ -13,8 +13,8 @@ import numpy as np
 
 from sader.data.batch import SHADOW, THICK, THIN, UNKNOWN
 from sader.data.cloud_rules import S2CLOUDLESS_BANDS, detect_s2cloudless, estimate_cloud_mask
-from sader.data.items import Item, observed
-from sader.data.shards import SeriesRecord
+from sader.data.items import Item
+from sader.data.shards import SeriesRecord, observed
 from sader.errors import DataError
 from sader.inference.remover import CloudRemover
 from sader.model.heads import HIDDEN_CLASSES
@@ -123,36 +123,33 @@ class CalibrationSum:
     """Collects spread and error over the scored pixels of many items."""
 
     def __init__(self) -> None:
-        self._inside: list[list[float]] = []
-        self._squares: list[list[float]] = []
-        self._ranks: list[float] = []
-        self._means: list[list[float]] = []
+        self._items: list[tuple[float, ...]] = []
 
     @property
     def items(self) -> int:
         """The number of items added."""
-        return len(self._inside)
+        return len(self._items)
 
     def add(self, item: Item, image: np.ndarray, spread: np.ndarray) -> None:
         """Add an image (C, H, W) with its stated spread (C, H, W)."""
         error = np.abs(image - item.clear)[:, item.scored].mean(0)
         stated = spread[:, item.scored].mean(0)
-        self._inside.append([(error <= stated).mean(), (error <= 2 * stated).mean()])
-        self._squares.append([np.square(error).mean(), np.square(stated).mean()])
-        self._ranks.append(_rank_correlation(stated, error))
-        self._means.append([stated.mean(), error.mean()])
+        inside = (error <= stated).mean(), (error <= 2 * stated).mean()
+        squares = np.square(error).mean(), np.square(stated).mean()
+        self._items.append((*inside, *squares, _rank_correlation(stated, error), stated.mean(), error.mean()))
 
     def result(self) -> Calibration:
         """Return the calibration over all added items."""
-        if not self._inside:
+        if not self._items:
             raise DataError("no item to calibrate on; expected at least one with a stated spread.")
-        one, two = np.mean(self._inside, axis=0)
-        wrong, stated = np.sqrt(np.mean(self._squares, axis=0))
+        one, two, *squares = np.mean([each[:4] for each in self._items], axis=0)
+        wrong, stated = np.sqrt(squares)
+        ranks, spreads, errors = np.array([each[4:] for each in self._items]).T
         return Calibration(
             inside_one=float(one),
             inside_two=float(two),
-            correlation=float(np.nanmean(self._ranks)) if np.isfinite(self._ranks).any() else float("nan"),
-            between_items=_rank_correlation(*np.array(self._means).T) if self.items > 2 else float("nan"),
+            correlation=float(np.nanmean(ranks)) if np.isfinite(ranks).any() else float("nan"),
+            between_items=_rank_correlation(spreads, errors) if self.items > 2 else float("nan"),
             ratio=float(wrong / stated) if stated > 0 else float("inf"),
             items=self.items,
         )

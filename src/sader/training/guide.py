@@ -10,11 +10,11 @@ import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
-from safetensors import SafetensorError, safe_open
+from safetensors import safe_open
 from torch import Tensor, nn
 
 from sader.bands import BANDS_RGBN
@@ -29,7 +29,7 @@ from sader.model.masked_autoencoder import MaskedAutoencoder, MaskedAutoencoderC
 from sader.training.config import TrainConfig, in_steps, read_yaml
 from sader.training.processes import Process
 from sader.training.record import count_sources, make_card
-from sader.training.run import CONFIG_FILE, check_shards, run_job
+from sader.training.run import CONFIG_FILE, Job, check_shards, run_job
 from sader.training.trainer import Trainer
 
 GuideNetwork = MaskedAutoencoder | ConvGuide
@@ -141,22 +141,24 @@ def build_guide(config: GuideRunConfig) -> GuideNetwork:
     return MaskedAutoencoder(shape(bands))
 
 
-class GuideJob:
-    """Pretraining of a guide; see `run.Job`."""
+class GuideJob(Job):
+    """Pretraining of a guide, which is not validated."""
 
     file = GUIDE_FILE
+    config: GuideRunConfig
 
     def __init__(self, config: GuideRunConfig, build: Callable[[GuideRunConfig], GuideNetwork]) -> None:
-        self.config, self.build = config, build
-        self.sources: dict[str, int] = {}
+        super().__init__(config)
+        self.build = build
 
     @property
     def shards(self) -> tuple[str, ...]:
-        """Shards to train on."""
         return self.config.shards
 
+    def saved_config(self, path: Path) -> GuideRunConfig:
+        return load_guide_config(path)
+
     def make_trainer(self, process: Process) -> Trainer[GuideNetwork]:
-        """Return the trainer at step 0."""
         config = self.config
         torch.manual_seed(config.train.seed)
         network = self.build(config).train()
@@ -169,23 +171,14 @@ class GuideJob:
         maker = GuideMaker(series, block=config.block, rates=config.rates, size=config.size)
         return Trainer(network, GuideObjective(), config.train, maker, process, outer=OUTER_LAYERS)
 
-    def validate(self, trainer: Trainer[GuideNetwork], run_dir: Path) -> dict[str, float]:
-        """Return nothing: a guide is not validated during training."""
-        return {}
-
     def export(self, trainer: Trainer[GuideNetwork], path: Path) -> None:
-        """Write the averaged weights with their card."""
         card = make_card(trainer, self.sources) | {"bands": list(self.config.bands), "kind": self.config.kind}
         with trainer.ema.applied():
             save_guide(path, trainer.model, half=self.config.train.half, card=card)
 
-    def exported_steps(self, path: Path) -> int | None:
-        """Return the steps in the card of the guide at `path`; None if there is none."""
-        try:
-            with safe_open(path, framework="pt") as file:
-                return json.loads(file.metadata()["card"]).get("steps")
-        except (OSError, SafetensorError, KeyError, ValueError):
-            return None
+    def read_card(self, path: Path) -> dict[str, Any]:
+        with safe_open(path, framework="pt") as file:
+            return dict(json.loads(file.metadata()["card"]))
 
 
 def pretrain_guide(
@@ -201,7 +194,7 @@ def pretrain_guide(
     # One date is enough: the target is the image.
     train = dataclasses.replace(in_steps(config.train, count_records(config.shards)), dates=1, validate_every=0)
     job = GuideJob(dataclasses.replace(config, train=train), build)
-    return run_job(job, Path(run_dir), load=load_guide_config, resume=resume, progress=progress)
+    return run_job(job, Path(run_dir), resume=resume, progress=progress)
 
 
 def load_guide_config(path: Path) -> GuideRunConfig:

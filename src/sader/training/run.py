@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import torch
+from safetensors import SafetensorError
 
 from sader.baselines.baseline import Baseline, BaselineConfig
 from sader.checkpoint import find_checkpoint, load_checkpoint, read_header, save_checkpoint
@@ -70,11 +72,8 @@ def run_training(
     preset: a name or a YAML file. Without it the network is that of `init`, or of the folder to resume.
     """
     config = _config(preset, Path(run_dir), overrides, resume=resume, init=init)
-    if data:
-        config = dataclasses.replace(config, data=dataclasses.replace(config.data, shards=tuple(map(str, data))))
-    if validation:
-        places = tuple(map(str, validation))
-        config = dataclasses.replace(config, data=dataclasses.replace(config.data, validation=places))
+    given = {"shards": data, "validation": validation}
+    config = merge(config, {"data": {key: list(map(str, paths)) for key, paths in given.items() if paths}})
     return fit(config, run_dir, resume=resume, init_from=init, progress=progress)
 
 
@@ -108,40 +107,60 @@ def fit(
     init_from: weights to start from (shipped name or file), instead of config.train.init.
     """
     if init_from is not None:
-        config = dataclasses.replace(config, train=dataclasses.replace(config.train, init=str(init_from)))
+        config = merge(config, {"train": {"init": str(init_from)}})
     check_shards(config.data.shards)
-    return run_job(ModelJob(with_steps(config)), Path(run_dir), load=load_run_config, resume=resume, progress=progress)
+    return run_job(ModelJob(with_steps(config)), Path(run_dir), resume=resume, progress=progress)
 
 
-class Job(Protocol):
+class Job(ABC):
     """What is trained in a folder: a network (`ModelJob`) or a guide (`guide.GuideJob`)."""
 
-    config: Any
-    """The run config, with its `train`."""
     file: str
     """Name of the exported weights."""
 
+    def __init__(self, config: Any) -> None:
+        """`config` is the run config, with its `train`."""
+        self.config = config
+        self.sources: dict[str, int] = {}
+        """Number of series of each source, once they are loaded."""
+
     @property
+    @abstractmethod
     def shards(self) -> tuple[str, ...]:
         """Shards to train and validate on."""
 
+    @abstractmethod
+    def saved_config(self, path: Path) -> Any:
+        """Return the config that a run folder was started with."""
+
+    @abstractmethod
     def make_trainer(self, process: Process) -> Trainer[Any]:
-        """Return the trainer at step 0."""
+        """Return the trainer at step 0, with all shards on the device."""
 
     def validate(self, trainer: Trainer[Any], run_dir: Path) -> dict[str, float]:
-        """Return the scores of the averaged weights."""
+        """Return the scores of the averaged weights; none for a guide."""
+        return {}
 
+    @abstractmethod
     def export(self, trainer: Trainer[Any], path: Path) -> None:
-        """Write the averaged weights."""
+        """Write the averaged weights with their card."""
 
-    def exported_steps(self, path: Path) -> int | None:
-        """Return the number of steps after which the file at `path` was exported; None if it is not readable."""
+    @abstractmethod
+    def read_card(self, path: Path) -> dict[str, Any]:
+        """Return the card of exported weights."""
+
+    def is_exported(self, path: Path, state: dict[str, Any]) -> bool:
+        """Return whether the state is that of the last step and its weights are at `path`."""
+        if progress_of(self.config.train, state["step"], state["elapsed"]) < 1:
+            return False
+        try:
+            return bool(self.read_card(path).get("steps") == state["step"])
+        except (CheckpointError, SafetensorError, OSError, KeyError, ValueError):
+            return False
 
 
-def run_job(
-    job: Job, run_dir: Path, *, load: Callable[[Path], Any], resume: bool = False, progress: bool = True
-) -> Path:
-    """Train a job in its folder and return the path of the weights; `load` reads the config of a folder."""
+def run_job(job: Job, run_dir: Path, *, resume: bool = False, progress: bool = True) -> Path:
+    """Train a job in its folder and return the path of the weights."""
     train: TrainConfig = job.config.train
     device = choose_device(train)
     check_shards(job.shards)
@@ -151,7 +170,7 @@ def run_job(
         raise TrainingError(f"{run_dir} is a file; expected a folder or a new name. Choose another --run.")
     busy = f"another process is training in {run_dir}. Wait until it ends, or choose another folder."
     with locked(run_dir / LOCK_FILE, busy=busy):
-        prepare_folder(job.config, run_dir, resume=resume, load=load)
+        prepare_folder(job, run_dir, resume=resume)
         run_processes(_run, (job, run_dir, resume, progress), device=device, count=train.devices)
     return run_dir / job.file
 
@@ -167,7 +186,7 @@ def _run(process: Process, job: Job, run_dir: Path, resume: bool, progress: bool
             f"another folder (--init {run_dir / job.file} starts from its weights)."
         )
     path = run_dir / job.file
-    if state is not None and _exported(job, path, state):
+    if state is not None and job.is_exported(path, state):
         return
     trainer = job.make_trainer(process)
     if process.device.type == "cuda":
@@ -213,12 +232,6 @@ def _step(trainer: Trainer[Any], job: Job, run_dir: Path, log: Log | None, data:
         job.export(trainer, run_dir / job.file)
 
 
-def _exported(job: Job, path: Path, state: dict[str, Any]) -> bool:
-    """Return whether the state is that of the last step and its weights are at `path`."""
-    over = progress_of(job.config.train, state["step"], state["elapsed"]) >= 1
-    return over and job.exported_steps(path) == state["step"]
-
-
 def check_shards(shards: Sequence[str]) -> None:
     """Raise if there are no shards or one is missing, before a folder is created."""
     if not shards:
@@ -243,11 +256,11 @@ def choose_device(config: TrainConfig) -> str:
     return device
 
 
-def prepare_folder(config: Any, run_dir: Path, *, resume: bool, load: Callable[[Path], Any]) -> None:
-    """Write the config into a new run folder, or check that a folder to resume has the same; `load` reads a config."""
+def prepare_folder(job: Job, run_dir: Path, *, resume: bool) -> None:
+    """Write the config into a new run folder, or check that a folder to resume has the same."""
     saved = run_dir / CONFIG_FILE
     if resume:
-        different = differing_keys(load(saved), config)
+        different = differing_keys(job.saved_config(saved), job.config)
         if different:
             raise TrainingError(
                 f"{run_dir} was started with another config: {'; '.join(different)}. Go on with the old values, or "
@@ -258,7 +271,7 @@ def prepare_folder(config: Any, run_dir: Path, *, resume: bool, load: Callable[[
     clean_folder(run_dir)
     if any(path.name != LOCK_FILE for path in run_dir.iterdir()):
         raise TrainingError(f"{run_dir} exists and is not empty. Go on with --resume, or choose another folder.")
-    write_atomically(saved, save_run_config(config))
+    write_atomically(saved, save_run_config(job.config))
 
 
 def _set_arithmetic(config: TrainConfig, *, search: bool) -> None:
@@ -270,24 +283,25 @@ def _set_arithmetic(config: TrainConfig, *, search: bool) -> None:
     torch.backends.cudnn.benchmark = search
 
 
-class ModelJob:
+class ModelJob(Job):
     """Training of SADER's denoiser or of a baseline."""
 
     file = MODEL_FILE
+    config: RunConfig
 
     def __init__(self, config: RunConfig) -> None:
-        self.config = config
-        self.sources: dict[str, int] = {}
+        super().__init__(config)
         self.parent = {} if config.train.init is None else parent_card(config.train.init)
         self.validation: SeriesMaker | None = None
 
     @property
     def shards(self) -> tuple[str, ...]:
-        """Shards to train and validate on."""
         return (*self.config.data.shards, *self.config.data.validation) if self.config.data.shards else ()
 
+    def saved_config(self, path: Path) -> RunConfig:
+        return load_run_config(path)
+
     def make_trainer(self, process: Process) -> Trainer[Any]:
-        """Return the trainer at step 0, with all shards on the device."""
         config, data, network = self.config, self.config.data, self.config.model.network
         model = first_model(config)
         if config.train.compile:
@@ -326,7 +340,6 @@ class ModelJob:
         return found
 
     def export(self, trainer: Trainer[Denoiser | Baseline], path: Path) -> None:
-        """Write the averaged weights with their card."""
         card = make_card(trainer, self.sources) | self.parent
         if not isinstance(trainer.model, Baseline):  # a baseline has losses of its own
             card |= {"objective": to_dict(self.config.objective)}
@@ -334,12 +347,8 @@ class ModelJob:
         with trainer.ema.applied():
             save_checkpoint(path, trainer.model, self.config.model, card=card, dtype=dtype)
 
-    def exported_steps(self, path: Path) -> int | None:
-        """Return the steps in the card of the weights at `path`; None if there are none."""
-        try:
-            return read_header(path).get("card", {}).get("steps")
-        except CheckpointError:
-            return None
+    def read_card(self, path: Path) -> dict[str, Any]:
+        return dict(read_header(path)["card"])
 
 
 def maker_settings(config: RunConfig) -> MakerSettings:

@@ -6,7 +6,7 @@ A place belongs to one part only; Rondonia is split by its rows and columns, the
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from datetime import date
 from pathlib import Path
 
@@ -138,26 +138,19 @@ def _belgium(folder: Path) -> Iterator[SeriesRecord]:
             yield replace(series, group=f"{folder.name}/{name}", extra={"part": part})
 
 
-@dataclass(frozen=True)
-class Source:
-    """One source folder: its reader, and how many items of 128 pixels each place gives to the paper's task."""
-
-    read: Callable[[Path], Iterator[SeriesRecord]]
-    items: int
-
-
-SOURCES: dict[str, Source] = {
-    "cloudsen12": Source(_cloudsen12, 16),
-    "rondonia_20LMR": Source(_rondonia, 12),
-    "sen12mscr": Source(_sen12mscr, 4),
-    "oscd": Source(_clear_folders, 12),
-    "california_fires": Source(_california, 6),
-    "bark_beetle": Source(_clear_folders, 4),
-    "biomassters": Source(_biomassters, 12),
-    "bigearthnet": Source(_bigearthnet, 2),
-    "belgium": Source(_belgium, 6),
+SOURCES: dict[str, tuple[Callable[[Path], Iterator[SeriesRecord]], int]] = {
+    "cloudsen12": (_cloudsen12, 16),
+    "rondonia_20LMR": (_rondonia, 12),
+    "sen12mscr": (_sen12mscr, 4),
+    "oscd": (_clear_folders, 12),
+    "california_fires": (_california, 6),
+    "bark_beetle": (_clear_folders, 4),
+    "biomassters": (_biomassters, 12),
+    "bigearthnet": (_bigearthnet, 2),
+    "belgium": (_belgium, 6),
 }
-"""The source folders by name. Items count per record: per patch of SEN12MS-CR."""
+"""Source folder -> its reader, and the items of 128 pixels that each record (a patch of SEN12MS-CR, else a place) gives
+to the paper's task."""
 
 
 def read_benchmark_places(folder: str | Path, part: str, *, partial: bool = False) -> Iterator[SeriesRecord]:
@@ -172,9 +165,7 @@ def read_benchmark_places(folder: str | Path, part: str, *, partial: bool = Fals
             f"{folder} lacks {', '.join(missing)}; expected the source folders {', '.join(SOURCES)}. "
             "Use --partial to build the items of the folders present."
         )
-    for name, source in SOURCES.items():
-        if name in missing:
-            continue
-        for record in source.read(folder / name):
+    for name, (read, items) in SOURCES.items():
+        for record in read(folder / name) if name not in missing else ():
             if record.extra.get("part", part_of(record.group)) == part and record.bands == RGBN:
-                yield replace(record, source=name, extra={"items": source.items})
+                yield replace(record, source=name, extra={"items": items})

@@ -17,7 +17,7 @@ import numpy as np
 from sader.bands import BANDS_13
 from sader.data.public.dataset import Entry, PublicDataset, PublicSeries, Request
 from sader.data.public.images import read_bands, read_reflectance, same_size
-from sader.data.public.splits import SplitList, list_hash
+from sader.data.public.splits import SplitList
 from sader.errors import DataError
 from sader.files import file_digest
 
@@ -55,8 +55,7 @@ def open_allclear(root: Path, request: Request) -> PublicDataset:
             f"{missing[0][1]} does not exist, but {path.name} lists it ({len(missing)} of {len(listed)} series lack a "
             "file). Download their regions, or use the files on disk with partial=True (--partial)."
         )
-    names = [entry.name for entry in entries]
-    lists = SplitList(tuple(names), path.name, list_hash(map(str, listed)))
+    lists = SplitList(tuple(map(str, listed)), path.name)
     notes: dict[str, object] = {"list_file_sha256": file_digest(path)}
     if missing:
         notes["missing_series"] = len(missing)

@@ -12,7 +12,7 @@ from pathlib import Path
 from sader.data.public.dataset import Entry, PublicDataset, Request, expect_files, without_twins
 from sader.data.public.images import files_in
 from sader.data.public.rice import read_pair
-from sader.data.public.splits import listed
+from sader.data.public.splits import SplitList
 from sader.errors import DataError
 
 BANDS = ("B04", "B03", "B02", "B08")
@@ -39,10 +39,8 @@ def open_cuhk_cr(root: Path, request: Request) -> PublicDataset:
     entries = [entry for part in parts for entry in _entries(base / part, infrared, part, subset)]
     notes: dict[str, object] = {"infrared": infrared is not None}
     if request.sampler == "leak_free" and request.split == "test":
-        kept = without_twins(entries, _entries(base / "train", None, "train", subset))
-        notes["left_out"] = len(entries) - len(kept)
-        entries = kept
-    lists = listed([entry.name for entry in entries], "folders of the dataset")
+        entries, notes["left_out"] = without_twins(entries, _entries(base / "train", None, "train", subset))
+    lists = SplitList(tuple(entry.name for entry in entries), "folders of the dataset")
     bands = BANDS if infrared is not None else BANDS[:3]
     read = partial(read_pair, bands=bands)
     return PublicDataset(request, root, tuple(entries), read, bands, lists, resolution=0.5, notes=notes)

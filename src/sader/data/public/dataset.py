@@ -15,19 +15,12 @@ from typing import TYPE_CHECKING, Any, overload
 import numpy as np
 
 from sader.data.batch import CLEAR, UNKNOWN, keyed_generator
-from sader.data.public.images import check_files, check_order, read_bands, same_size
+from sader.data.public.images import check_files, check_order, read_bands, read_picture, same_size
 from sader.data.public.splits import SplitList
 from sader.data.radar import RADAR_BANDS, radar_counts, scale_sar
 from sader.data.shards import SeriesRecord
 from sader.errors import BandError, ConfigError, DataError
 from sader.files import file_digest
-
-
-def counts_of_reflectance(reflectance: np.ndarray, seen: np.ndarray) -> np.ndarray:
-    """Return uint16 counts (..., C, H, W), 0 exactly where not `seen` (..., H, W): a black pixel becomes 1."""
-    counts = np.clip(np.rint(reflectance.astype(np.float64) * 10000), 1, 65535)
-    return np.where(seen[..., None, :, :], counts, 0).astype(np.uint16)
-
 
 if TYPE_CHECKING:
     from sader.data.items import Item
@@ -188,8 +181,10 @@ class PublicSeries:
         """
         some = self.chosen(bands)
         seen = np.concatenate([self.clear_valid[None], self.valid])
-        dn = counts_of_reflectance(np.concatenate([some.clear[None], some.cloudy]), seen)
-        names = some.bands
+        reflectance = np.concatenate([some.clear[None], some.cloudy]).astype(np.float64)
+        # 0 is nodata: a black pixel becomes 1.
+        counts = np.clip(np.rint(reflectance * 10000), 1, 65535)
+        dn, names = np.where(seen[:, None], counts, 0).astype(np.uint16), some.bands
         if self.aux is not None and self.aux_bands == RADAR_BANDS:
             radar = radar_counts(np.concatenate([self.aux[:1], self.aux]))
             dn, names = np.concatenate([dn, radar], axis=1), (*names, *RADAR_BANDS)
@@ -316,8 +311,17 @@ def read_sar(paths: Sequence[Path], scaling: str | None, path: Path, image: np.n
     return {"aux": np.stack([scale_sar(each, scaling=scaling) for each in echoes]), "aux_bands": RADAR_BANDS}
 
 
-def without_twins(entries: Sequence[Entry], others: Iterable[Entry]) -> list[Entry]:
-    """Return the entries that have no image in common with one of `others` or with an earlier one."""
+def read_pictures(entry: Entry) -> tuple[np.ndarray, list[np.ndarray]]:
+    """Return the colour images of an entry (1 + T, 3, H, W), the target first, and its other ones (1, H, W)."""
+    others = [path for paths in entry.more.values() for path in paths]
+    colours = [read_picture(path) for path in entry.images]
+    grey = [read_picture(path, colours=1) for path in others]
+    same_size([*entry.images, *others], [*colours, *grey])
+    return np.stack(colours), grey
+
+
+def without_twins(entries: Sequence[Entry], others: Iterable[Entry]) -> tuple[list[Entry], int]:
+    """Return the entries that share no image with one of `others` or with an earlier one, and how many do."""
     known = {file_digest(path) for entry in others for path in entry.images}
     kept = []
     for entry in entries:
@@ -325,7 +329,7 @@ def without_twins(entries: Sequence[Entry], others: Iterable[Entry]) -> list[Ent
         if not hashes & known:
             kept.append(entry)
         known |= hashes
-    return kept
+    return kept, len(entries) - len(kept)
 
 
 def check_choice(value: str, known: Iterable[str], what: str, name: str) -> None:

@@ -69,27 +69,22 @@ def read_counts(path: Path, bands: Sequence[str], *, centre: int | None = None) 
     return np.where(seen, values, 0).astype(np.float32), seen
 
 
-def reflectance_of_counts(counts: np.ndarray) -> np.ndarray:
-    """Return clip(counts, 0, 10000) / 10000 as float32: SEN12MS-CR(-TS) and AllClear "default".
-
-    Sen2_MTC_New is published without the clip; only clouds brighter than reflectance 1 differ.
-    """
-    return (np.clip(counts, 0, 10000) / 10000).astype(np.float32)
-
-
 def read_reflectance(
     paths: Sequence[Path], bands: Sequence[str], *, centre: int | None = None, check: bool = True
 ) -> tuple[np.ndarray, np.ndarray]:
     """Return the images of one grid as reflectance (N, C, H, W), and where they were observed, bool (N, H, W).
 
-    Arguments as in `read_counts`; check: raise for values that cannot be counts.
+    Reflectance is clip(counts, 0, 10000) / 10000, as in SEN12MS-CR(-TS) and AllClear "default". Sen2_MTC_New is
+    published without the clip; only clouds brighter than reflectance 1 differ. Arguments as in `read_counts`; check:
+    raise for values that cannot be counts.
     """
     images = [read_counts(path, bands, centre=centre) for path in paths]
     same_size(paths, [counts for counts, _ in images])
     if check:
         for path, (counts, seen) in zip(paths, images, strict=True):
             check_counts(path, counts, seen)
-    return np.stack([reflectance_of_counts(counts) for counts, _ in images]), np.stack([seen for _, seen in images])
+    reflectance = [(np.clip(counts, 0, 10000) / 10000).astype(np.float32) for counts, _ in images]
+    return np.stack(reflectance), np.stack([seen for _, seen in images])
 
 
 def read_bands(path: Path, numbers: Sequence[int], *, centre: int | None = None, window: Any = None) -> np.ndarray:

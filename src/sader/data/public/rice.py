@@ -11,9 +11,17 @@ from pathlib import Path
 
 import numpy as np
 
-from sader.data.public.dataset import Entry, PublicDataset, PublicSeries, Request, expect_files, without_twins
-from sader.data.public.images import content_groups, files_in, natural_key, read_picture, same_size
-from sader.data.public.splits import SplitList, by_hash, chosen_list, folder_list, listed
+from sader.data.public.dataset import (
+    Entry,
+    PublicDataset,
+    PublicSeries,
+    Request,
+    expect_files,
+    read_pictures,
+    without_twins,
+)
+from sader.data.public.images import content_groups, files_in, natural_key
+from sader.data.public.splits import SplitList, by_hash, chosen_list, folder_list
 from sader.errors import DataError
 
 BANDS = ("B04", "B03", "B02")
@@ -54,9 +62,8 @@ def open_rice(root: Path, request: Request) -> PublicDataset:
     entries = listed_entries(lists)
     notes: dict[str, object] = {}
     if request.sampler == "leak_free" and request.split in ("val", "test"):
-        kept = without_twins(entries, listed_entries(_lists(root, base, names, request, "train")))
-        notes["left_out"] = len(entries) - len(kept)
-        entries = kept
+        training = listed_entries(_lists(root, base, names, request, "train"))
+        entries, notes["left_out"] = without_twins(entries, training)
     read = partial(read_pair, bands=BANDS)
     return PublicDataset(request, root, tuple(entries), read, BANDS, lists, resolution=None, notes=notes)
 
@@ -76,13 +83,14 @@ def _known(lists: SplitList, names: list[str], base: Path) -> list[str]:
 
 def _lists(root: Path, base: Path, names: list[str], request: Request, split: str) -> SplitList:
     if split == "all":
-        return listed(names, "every image of the folder")
+        return SplitList(tuple(names), "every image of the folder")
 
     def by_content() -> SplitList:
         # Equal images are one group, so that they are in the same split.
         groups = content_groups(names, lambda name: base / "label" / f"{name}.png")
         part = by_hash(groups, split)
-        return listed(sorted((n for group in part.names for n in groups[group]), key=natural_key), part.origin)
+        members = (name for group in part.names for name in groups[group])
+        return SplitList(tuple(sorted(members, key=natural_key)), part.origin)
 
     known = (f"{split}.txt", f"{split}_list.txt")
     place = base if any((base / name).is_file() for name in known) else root
@@ -96,13 +104,8 @@ def _lists(root: Path, base: Path, names: list[str], request: Request, split: st
 
 def read_pair(entry: Entry, *, bands: tuple[str, ...]) -> PublicSeries:
     """Return a series of one date from a pair of pictures, with infrared and mask if the entry has them."""
-    grey = [path for kind in ("infrared", "mask") for path in entry.more.get(kind, ())]
-    pictures = [read_picture(path) for path in entry.images]
-    others = [read_picture(path, colours=1) for path in grey]
-    same_size([*entry.images, *grey], [*pictures, *others])
-    images = np.stack(pictures)
+    images, others = read_pictures(entry)
     if "infrared" in entry.more:
         images = np.concatenate([images, np.stack(others[:2])], axis=1)
-    seen = np.ones((2, *images.shape[2:]), bool)
     mask = others[-1] > 0.5 if "mask" in entry.more else None
-    return PublicSeries.of(entry, images, seen, bands, cloud_mask=mask)
+    return PublicSeries.of(entry, images, np.ones_like(images[:, 0], bool), bands, cloud_mask=mask)

@@ -9,13 +9,22 @@ from __future__ import annotations
 
 import os
 import re
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 
-from sader.data.public.dataset import Entry, PublicDataset, PublicSeries, Request, expect_files, missing_places
-from sader.data.public.images import files_in, read_picture, read_reflectance, same_size
-from sader.data.public.splits import SplitList, by_hash, chosen_list, folder_list, frozen_list, joined, listed
+from sader.data.public.dataset import (
+    Entry,
+    PublicDataset,
+    PublicSeries,
+    Request,
+    expect_files,
+    missing_places,
+    read_pictures,
+)
+from sader.data.public.images import files_in, read_reflectance
+from sader.data.public.splits import SplitList, by_hash, chosen_list, folder_list, frozen_list, joined
 from sader.errors import DataError
 
 BANDS = ("B04", "B03", "B02", "B08")
@@ -52,12 +61,8 @@ def open_new(root: Path, request: Request) -> PublicDataset:
 
 def _new_list(root: Path, part: str, request: Request) -> SplitList:
     instead = "Copy it from CTGAN.zip, or use the list shipped with sader: lists='frozen' (--lists frozen)."
-    return chosen_list(
-        request.options.lists,
-        "Sen2_MTC_New",
-        folder=lambda: folder_list(root, part, instead=instead),
-        frozen=lambda: frozen_list("sen2_mtc_new", part),
-    )
+    folder, frozen = partial(folder_list, root, part, instead=instead), partial(frozen_list, "sen2_mtc_new", part)
+    return chosen_list(request.options.lists, "Sen2_MTC_New", folder=folder, frozen=frozen)
 
 
 def _tile_entries(tile: Path) -> list[Entry]:
@@ -123,18 +128,17 @@ def tile_of(name: str) -> str:
 def _old_list(root: Path, base: Path, ids: list[str], request: Request) -> SplitList:
     split = request.split
     if split == "all":
-        return listed(ids, "every image of the folder")
+        return SplitList(tuple(ids), "every image of the folder")
     instead = (
         "The dataset has no official split: write tiles or IDs into it, one per line, or use lists='hash' "
         "(--lists hash), our own split by tile."
     )
     place = base if (base / f"{split}.txt").is_file() else root
-    return chosen_list(
-        request.options.lists,
-        "Sen2_MTC_Old",
-        folder=lambda: folder_list(place, split, instead=instead),
-        hash=lambda: by_hash([tile_of(name) for name in ids], split),
+    folder, by_tile = (
+        partial(folder_list, place, split, instead=instead),
+        partial(by_hash, [tile_of(name) for name in ids], split),
     )
+    return chosen_list(request.options.lists, "Sen2_MTC_Old", folder=folder, hash=by_tile)
 
 
 def _old_entry(base: Path, name: str, there: set[str]) -> Entry:
@@ -146,9 +150,7 @@ def _old_entry(base: Path, name: str, there: set[str]) -> Entry:
 
 
 def _read_old(entry: Entry) -> PublicSeries:
-    colours = [read_picture(path) for path in entry.images]
-    infrared = [read_picture(path, colours=1) for path in entry.more["infrared"]]
-    same_size([*entry.images, *entry.more["infrared"]], [*colours, *infrared])
+    images, infrared = read_pictures(entry)
     # JPEG has no nodata: every pixel counts as observed.
-    seen = np.ones((1 + DATES, *colours[0].shape[1:]), bool)
-    return PublicSeries.of(entry, np.stack(colours), seen, BANDS[:3], aux=np.stack(infrared), aux_bands=BANDS[3:])
+    seen = np.ones_like(images[:, 0], bool)
+    return PublicSeries.of(entry, images, seen, BANDS[:3], aux=np.stack(infrared), aux_bands=BANDS[3:])

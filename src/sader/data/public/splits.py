@@ -28,8 +28,11 @@ class SplitList:
     names: tuple[str, ...]
     origin: str
     """Such as "frozen", "test.txt of the folder", "hash rule (not published)"."""
-    sha256: str
-    """SHA-256 of the sorted names, regardless of order and line ends."""
+
+    @property
+    def sha256(self) -> str:
+        """SHA-256 of the sorted names, regardless of order and line ends."""
+        return list_hash(self.names)
 
 
 def list_hash(names: Iterable[str]) -> str:
@@ -42,11 +45,12 @@ def frozen_list(dataset: str, part: str) -> SplitList:
     content = _shipped(dataset)
     if part not in content["lists"]:
         raise ConfigError(f"{dataset} has no list {part}{did_you_mean(part, content['lists'])}")
-    names, wanted = tuple(content["lists"][part]), content["sha256"][part]
-    found = list_hash(names)
-    if found != wanted:
-        raise DataError(f"the shipped list {part} of {dataset} has SHA-256 {found}, not {wanted}. Install sader again.")
-    return SplitList(names, "frozen", found)
+    found, wanted = SplitList(tuple(content["lists"][part]), "frozen"), content["sha256"][part]
+    if found.sha256 != wanted:
+        raise DataError(
+            f"the shipped list {part} of {dataset} has SHA-256 {found.sha256}, not {wanted}. Install sader again."
+        )
+    return found
 
 
 @cache
@@ -80,7 +84,7 @@ def folder_list(root: Path, split: str, *, file_names: Sequence[str] | None = No
     wanted = tuple(file_names or (f"{split}.txt",))
     for name in wanted:
         if (root / name).is_file():
-            return listed(read_list(root / name), f"{name} of the folder")
+            return SplitList(read_list(root / name), f"{name} of the folder")
     found = sorted(path.name for path in root.glob("*.txt"))
     raise DataError(
         f"no split file in {root}; expected {' or '.join(wanted)}, found "
@@ -99,13 +103,7 @@ def chosen_list(lists: str | Path | None, dataset: str, **kinds: Callable[[], Sp
     if kind in ("folder", "frozen", "hash"):
         found = "published list to ship" if kind == "frozen" else f"lists of kind {kind}"
         raise DataError(f"{dataset} has no {found}; expected {', '.join(kinds)} or the path of a list.")
-    return listed(read_list(Path(kind)), Path(kind).name)
-
-
-def listed(names: Iterable[str], origin: str) -> SplitList:
-    """Return the names with their hash."""
-    names = tuple(names)
-    return SplitList(names, origin, list_hash(names))
+    return SplitList(read_list(Path(kind)), Path(kind).name)
 
 
 def by_hash(names: Iterable[str], split: str, *, shares: tuple[float, float] = (0.8, 0.1)) -> SplitList:
@@ -121,13 +119,13 @@ def by_hash(names: Iterable[str], split: str, *, shares: tuple[float, float] = (
     second = min(first + max(round(shares[1] * len(ranked)), 1), max(len(ranked) - 1, first))
     parts = {"train": ranked[:first], "val": ranked[first:second], "test": ranked[second:], "all": ranked}
     check_known("split", split, parts)
-    return listed(sorted(parts[split]), "hash rule of sader (not published)")
+    return SplitList(tuple(sorted(parts[split])), "hash rule of sader (not published)")
 
 
 def joined(lists: Sequence[SplitList]) -> SplitList:
     """Return several lists as one."""
     names = dict.fromkeys(name for each in lists for name in each.names)
-    return listed(names, ", ".join(dict.fromkeys(each.origin for each in lists)))
+    return SplitList(tuple(names), ", ".join(dict.fromkeys(each.origin for each in lists)))
 
 
 RANDOM = "published_random"
