@@ -33,12 +33,12 @@ from sader.data.items import Item
 from sader.data.shards import fingerprint
 from sader.evaluation.costs import Cost, model_cost
 from sader.evaluation.data import DataRequest, open_data
-from sader.evaluation.evaluate import score_methods, with_lpips
+from sader.evaluation.evaluate import chosen_metrics, score_methods
 from sader.evaluation.figures import Point, draw_gallery, draw_pareto, example_of
 from sader.evaluation.methods import RemoverMethod, StoredMethod, make_method, store_predictions
 from sader.evaluation.report import Report, table_lines, write_report
 from sader.evaluation.reproduce.setting import digest
-from sader.evaluation.scoring import DEFAULT_METRICS, Method, Results, load, save
+from sader.evaluation.scoring import Method, Results, load, save
 from sader.evaluation.statistics import Comparison, MethodSummary, compare_rows, summarise
 from sader.files import file_digest, write_atomically
 from sader.inference.remover import CloudRemover, RemoverOptions
@@ -171,7 +171,7 @@ def scored(chosen: Set, given: argparse.Namespace) -> Results:
     files = sorted((given.work / "predictions" / chosen.name).glob("*.npz"), key=lambda file: row_order(file.stem))
     items = chosen.items(given.data, given.limit)
     data = {"items": fingerprint([str(given.data / chosen.folder)]), "limit": given.limit, "mask": chosen.mask}
-    metrics = [*DEFAULT_METRICS, *(["lpips"] if with_lpips(None) else [])]
+    metrics = chosen_metrics(None)
     parts = []
     for name, file in [*((name, None) for name in chosen.controls), *((file.stem, file) for file in files)]:
         key = digest({**data, "metrics": metrics, "method": name if file is None else file_digest(file)})

@@ -10,29 +10,23 @@ from typing import TYPE_CHECKING, Any
 
 from sader._version import __version__
 
-_WHERE = {
-    "CloudRemover": "sader.inference.remover",
-    "RemoverOptions": "sader.inference.remover",
-    "remove_files": "sader.geo.remove",
-    "clean_series": "sader.geo.series",
-    "remove_scenes": "sader.geo.batch.run",
-    "classify_files": "sader.geo.classes",
-    "classify_xarray": "sader.geo.classes",
-    "remove_xarray": "sader.geo.xarray.lazy",
-    "MTCDN": "sader.model.mtcdn",
-    "MTCDNConfig": "sader.model.mtcdn",
-    "Denoiser": "sader.method.diffusion",
-    "DiffusionConfig": "sader.method.diffusion",
-    "CloudAwareLoss": "sader.method.losses",
-    "Resampler": "sader.method.resampling",
-    "sample": "sader.method.diffusion",
-    "karras_sigmas": "sader.method.diffusion",
-    "evaluate": "sader.method.metrics",
-    "get_preset": "sader.models",
-    "load_checkpoint": "sader.checkpoint",
-    "save_checkpoint": "sader.checkpoint",
-    "SaderError": "sader.errors",
+_NAMES = {
+    "sader.inference.remover": ("CloudRemover", "RemoverOptions"),
+    "sader.geo.remove": ("remove_files",),
+    "sader.geo.series": ("clean_series",),
+    "sader.geo.batch.run": ("remove_scenes",),
+    "sader.geo.classes": ("classify_files", "classify_xarray"),
+    "sader.geo.xarray.lazy": ("remove_xarray",),
+    "sader.model.mtcdn": ("MTCDN", "MTCDNConfig"),
+    "sader.method.diffusion": ("Denoiser", "DiffusionConfig", "karras_sigmas", "sample"),
+    "sader.method.losses": ("CloudAwareLoss",),
+    "sader.method.resampling": ("Resampler",),
+    "sader.method.metrics": ("evaluate",),
+    "sader.models": ("get_preset",),
+    "sader.checkpoint": ("load_checkpoint", "save_checkpoint"),
+    "sader.errors": ("SaderError",),
 }
+_WHERE = {name: module for module, names in _NAMES.items() for name in names}
 
 # Written out for tools that read the source (ruff, mypy, editors); a test compares it with `_WHERE`.
 __all__ = [

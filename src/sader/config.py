@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import types
 import typing
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
@@ -16,36 +17,39 @@ D = TypeVar("D", bound="DataclassInstance")
 
 
 class NetworkConfig(Protocol):
-    """Bands, tile sizes and capabilities that every network's config states, SADER's and those of baselines."""
+    """What the config of every network states, SADER's and those of baselines.
+
+    bands: input and output bands; aux_bands: input-only bands; multiple: height and width are padded to a multiple of
+    this; states_error: the network estimates its own error; matches_dates: the dates are matched to a reference date;
+    needs_all_bands: every band must be given.
+    """
 
     @property
-    def bands(self) -> tuple[str, ...]:
-        """Input and output bands."""
-
+    def bands(self) -> tuple[str, ...]: ...
     @property
-    def aux_bands(self) -> tuple[str, ...]:
-        """Input-only bands."""
-
+    def aux_bands(self) -> tuple[str, ...]: ...
     @property
-    def multiple(self) -> int:
-        """Height and width are padded to a multiple of this."""
-
+    def multiple(self) -> int: ...
     @property
-    def states_error(self) -> bool:
-        """Whether the network estimates its own error."""
-
+    def states_error(self) -> bool: ...
     @property
-    def matches_dates(self) -> bool:
-        """Whether the dates are matched to a reference date."""
-
+    def matches_dates(self) -> bool: ...
     @property
-    def needs_all_bands(self) -> bool:
-        """Whether every band must be given."""
+    def needs_all_bands(self) -> bool: ...
 
 
 def to_dict(config: Any) -> dict[str, Any]:
     """Return the config as plain dictionaries and lists for JSON or YAML."""
     return typing.cast(dict[str, Any], dataclasses.asdict(config))
+
+
+def plain(value: Any) -> Any:
+    """Return nested values for JSON and YAML: lists for tuples, None for NaN and infinity."""
+    if isinstance(value, dict):
+        return {key: plain(inner) for key, inner in value.items()}
+    if isinstance(value, list | tuple):
+        return [plain(inner) for inner in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def from_dict(kind: type[D], values: dict[str, Any], *, where: str = "") -> D:

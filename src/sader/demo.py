@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from sader.baselines.classical import Classical, least_cloudy, local_ridge_blend, median, mosaic, ridge_blend
+from sader.baselines.classical import CLASSICAL, Classical
 from sader.checkpoint import shipped
 from sader.data.cloud_rules import estimate_cloud_mask
 from sader.data.synthetic.scene import SyntheticSeries
@@ -36,11 +36,8 @@ UNTRAINED = "Untrained network: the picture shows that the program runs, not how
 OPTIONS = RemoverOptions(tile=512)
 
 BASELINES: dict[str, Classical] = {
-    "least cloudy": least_cloudy,
-    "median": median,
-    "mosaic": mosaic,
-    "ridge blend": ridge_blend,
-    "local ridge blend": local_ridge_blend,
+    name.replace("_", " "): CLASSICAL[name]
+    for name in ("least_cloudy", "median", "mosaic", "ridge_blend", "local_ridge_blend")
 }
 """Row of the table -> classical method; the last is the strongest of them."""
 

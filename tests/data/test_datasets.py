@@ -291,9 +291,10 @@ def test_evaluate_without_the_stretch_and_few_per_place(root: Path):
 
 
 def test_evaluate_refuses_what_makes_no_sense(root: Path, tmp_path: Path):
+    name = "sen2_mtc_new"
     with pytest.raises(ConfigError, match="2 folders given; expected one"):
-        run_evaluation(EvaluationRequest(("median",), DataRequest((root, root), "test", "sen2_mtc_new")))
+        run_evaluation(EvaluationRequest(("median",), DataRequest((root, root), split="test", dataset=name)))
     with pytest.raises(ConfigError, match="task simulated with a public dataset"):
-        run_evaluation(EvaluationRequest(("median",), DataRequest((root,), "val", "sen2_mtc_new"), ("simulated",)))
+        run_evaluation(EvaluationRequest(("median",), DataRequest((root,), dataset=name), ("simulated",)))
     with pytest.raises(DataError, match=r"holds no Sen2_MTC, but .*CTGAN does"):
-        run_evaluation(EvaluationRequest(("median",), DataRequest((tmp_path,), "test", "sen2_mtc_new")))
+        run_evaluation(EvaluationRequest(("median",), DataRequest((tmp_path,), split="test", dataset=name)))

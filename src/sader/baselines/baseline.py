@@ -110,6 +110,10 @@ NoiseOf = Callable[[int, int], Tensor]
 noise, regardless of earlier draws, so that the tiles of a scene agree."""
 
 
+_IMAGES = ("cloudy", "aux", "observed", "cloud")
+"""Fields of `BaselineInputs` with pixels."""
+
+
 @dataclass(frozen=True)
 class BaselineInputs:
     """B series of T dates in the model's range, checked and masked: the inputs of a network."""
@@ -164,9 +168,15 @@ class BaselineInputs:
         return replace(self, **taken, reference=torch.where(self.reference >= 0, 0, -1))
 
     def map_images(self, change: Callable[[Tensor], Tensor]) -> BaselineInputs:
-        """Return the inputs with `change` applied to all images."""
-        images: dict[str, Any] = {name: change(getattr(self, name)) for name in ("cloudy", "observed", "cloud")}
-        return replace(self, **images, aux=None if self.aux is None else change(self.aux))
+        """Return the inputs with `change` applied to all images.
+
+        Where it cuts each image into several, folded into the batch, everything else is repeated for each of them.
+        """
+        values = {f.name: value for f in fields(self) if (value := getattr(self, f.name)) is not None}
+        changed: dict[str, Any] = {name: change(x) for name, x in values.items() if name in _IMAGES}
+        times = len(changed["cloudy"]) // len(self.cloudy)
+        again = {name: x.repeat_interleave(times, 0) for name, x in values.items() if times > 1 and name not in _IMAGES}
+        return replace(self, **changed, **again)
 
 
 def inputs_of(batch: SeriesBatch, config: BaselineConfig) -> BaselineInputs:
@@ -216,24 +226,6 @@ def _taken(value: Tensor | None, index: Tensor) -> Tensor | None:
         return None
     wide = index.view(*index.shape, *([1] * (value.ndim - 2))).expand(*index.shape, *value.shape[2:])
     return value.gather(1, wide)
-
-
-def in_blocks(inputs: BaselineInputs, blocks: Callable[[Tensor], Tensor]) -> BaselineInputs:
-    """Return the inputs with images cut by `blocks` and everything else repeated for each block of an image."""
-    cut = inputs.map_images(blocks)
-    times = len(cut.cloudy) // len(inputs.cloudy)
-    if times == 1:
-        return cut
-
-    def again(x: Tensor) -> Tensor:
-        return x.repeat_interleave(times, dim=0)
-
-    return replace(
-        cut,
-        present=again(inputs.present),
-        reference=again(inputs.reference),
-        days=None if inputs.days is None else again(inputs.days),
-    )
 
 
 MAIN = "generator"
@@ -371,7 +363,7 @@ class Baseline(nn.Module, ABC):
         def extended(draw: int, channels: int) -> Tensor:
             return self._blocks(reflect_pad(noise(draw, channels), rows, columns))
 
-        image = self.clear_image(in_blocks(padded, self._blocks), extended, steps=steps).float()
+        image = self.clear_image(padded.map_images(self._blocks), extended, steps=steps).float()
         if self.config.fixed_size is not None:
             image = rearrange(
                 image, "(b i j) c h w -> b c (i h) (j w)", b=len(inputs.cloudy), i=rows // self.config.fixed_size

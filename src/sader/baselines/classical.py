@@ -25,6 +25,9 @@ import numpy as np
 from sader.data.cloud_rules import estimate_cloud_mask, fill_smoothly, local_share
 from sader.errors import ConfigError, ShapeError, ValueRangeError, check_known
 
+Mask = np.ndarray | None
+Days = Sequence[float] | np.ndarray | None
+
 
 class Classical(Protocol):
     """Any function of `CLASSICAL`: (T, C, H, W) reflectance -> (C, H, W)."""
@@ -35,10 +38,10 @@ class Classical(Protocol):
         self,
         cloudy: np.ndarray,
         *,
-        cloud_mask: np.ndarray | None = None,
+        cloud_mask: Mask = None,
         reference: int | None = None,
-        days: Sequence[float] | np.ndarray | None = None,
-        valid: np.ndarray | None = None,
+        days: Days = None,
+        valid: Mask = None,
     ) -> np.ndarray: ...
 
 
@@ -90,12 +93,12 @@ def classical_method(compose: Callable[[Scene], Composed]) -> Classical:
     def clean(
         cloudy: np.ndarray,
         *,
-        cloud_mask: np.ndarray | None = None,
+        cloud_mask: Mask = None,
         reference: int | None = None,
-        days: Sequence[float] | np.ndarray | None = None,
-        valid: np.ndarray | None = None,
+        days: Days = None,
+        valid: Mask = None,
     ) -> np.ndarray:
-        scene = check_scene(cloudy, cloud_mask=cloud_mask, reference=reference, days=days, valid=valid)
+        scene = check_scene(cloudy, cloud_mask, reference, days, valid)
         image, known = compose(scene)
         kept = np.zeros_like(known) if scene.reference is None else scene.seen[scene.reference]
         image = np.where(kept, scene.images[scene.anchor], image) if kept.any() else image
@@ -122,14 +125,7 @@ def over_dates(reduce: Callable[..., np.ma.MaskedArray], images: np.ndarray, use
     return np.ma.filled(reduce(np.ma.array(images, mask=hidden), axis=0), 0).astype(np.float32)
 
 
-def check_scene(
-    cloudy: np.ndarray,
-    *,
-    cloud_mask: np.ndarray | None = None,
-    reference: int | None = None,
-    days: Sequence[float] | np.ndarray | None = None,
-    valid: np.ndarray | None = None,
-) -> Scene:
+def check_scene(cloudy: np.ndarray, cloud_mask: Mask, reference: int | None, days: Days, valid: Mask) -> Scene:
     """Return the checked input as a `Scene`."""
     images = np.asarray(cloudy)
     if images.ndim != 4 or 0 in images.shape:
@@ -351,10 +347,7 @@ def _keep_anchor(scene: Scene, image: np.ndarray, known: np.ndarray) -> Composed
     return np.where(seen, scene.images[scene.anchor], image), known | seen
 
 
-def _first_seen(images: np.ndarray, seen: np.ndarray, order: Sequence[int]) -> Composed:
-    """Return each pixel from the first date in `order` that has it."""
-    image, known = np.zeros_like(images[0]), np.zeros_like(seen[0])
-    for date in order:
-        image = np.where(~known & seen[date], images[date], image)
-        known = known | seen[date]
-    return image, known
+def _first_seen(images: np.ndarray, seen: np.ndarray, order: list[int]) -> Composed:
+    """Return each pixel from the first date in `order`, which lists every date, that has it."""
+    first = seen[order].argmax(axis=0)
+    return np.take_along_axis(images[order], first[None, None], axis=0)[0], some_date(seen)

@@ -22,7 +22,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
-from sader.baselines.baseline import Baseline, BaselineInputs, BaselineModelConfig, System
+from sader.baselines.baseline import Baseline, BaselineInputs, BaselineModelConfig
 from sader.checkpoint import find_checkpoint, read_header, shipped, shipped_guide
 from sader.errors import ConfigError, did_you_mean
 from sader.inference.inputs import parse_steps
@@ -371,19 +371,22 @@ def describe(name: str, *, dates: int = 3, size: int = 256) -> ModelDescription:
     """
     config, kind, card = _find(name)
     network = network_on_meta(config)
-    system: System | None = None
+    title, trained = name, kind == "weights"
+    condition: int | None = None
     sampling: dict[str, Any] | None = None
+    about: Publication | None = None
     if isinstance(config, BaselineModelConfig):
-        system, condition = get_system(config.system), None
+        s = get_system(config.system)
+        name, title = s.name, s.label
+        about = Publication(s.year, s.reference, s.assumed, s.paper_parameters, s.paper_gmacs, s.remarks)
     else:
         assert not isinstance(network, Baseline)
         condition = count_parameters(network.condition_net)
         diffusion = {key: getattr(config.diffusion, key) for key in ("steps", "sigma_max", "sigma_min", "start")}
         sampling = {**diffusion, **asdict(config.sampling)}
-    trained = kind == "weights"
     return ModelDescription(
-        name=name if system is None else system.name,
-        title=name if system is None else system.label,
+        name=name,
+        title=title,
         kind=kind,
         bands=config.network.bands,
         aux_bands=config.network.aux_bands,
@@ -395,7 +398,7 @@ def describe(name: str, *, dates: int = 3, size: int = 256) -> ModelDescription:
         sampling=sampling,
         training_data=_text(card.pop("training_data", "not stated" if trained else "none: the network is untrained")),
         licence=_text(card.pop("licence", "not stated" if trained else LICENCE)),
-        publication=None if system is None else _publication(system),
+        publication=about,
         card=card,
     )
 
@@ -412,12 +415,6 @@ def _find(name: str) -> tuple[AnyModelConfig, str, dict[str, Any]]:
     path = find_checkpoint(name)
     header = read_header(path)
     return _config(path, header), "weights", dict(header.get("card", {}))
-
-
-def _publication(system: System) -> Publication:
-    return Publication(
-        system.year, system.reference, system.assumed, system.paper_parameters, system.paper_gmacs, system.remarks
-    )
 
 
 def _entry(name: str, kind: str, config: AnyModelConfig) -> ModelEntry:

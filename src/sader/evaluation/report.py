@@ -12,12 +12,13 @@ from typing import Any
 
 import numpy as np
 
+from sader.config import plain
 from sader.data.items import Item
 from sader.data.public.registry import DatasetItems
 from sader.evaluation.figures import Point, draw_gallery, draw_pareto, pareto_front
-from sader.evaluation.methods import CONTROL, RemoverMethod
+from sader.evaluation.methods import CONTROL, with_spread
 from sader.evaluation.scoring import LOWER_IS_BETTER, REGION_METRICS, REGIONS, Method, Results, Row
-from sader.evaluation.statistics import Comparison, Interval, Summary, plain
+from sader.evaluation.statistics import Comparison, Interval, Summary
 from sader.files import write_atomically
 
 CASE = "T = 3, 256x256"
@@ -214,7 +215,7 @@ def pareto_points(report: Report) -> list[Point]:
 def report_json(report: Report, *, published: Sequence[Point] = ()) -> dict[str, Any]:
     """Return everything but the single items as plain values."""
     results = report.results
-    content: dict[str, Any] = {**results.facts, **report.summary.as_dict()}
+    content: dict[str, Any] = {**results.facts, **asdict(report.summary)}
     if results.costs:
         points = pareto_points(report)
         content["costs"] = {
@@ -319,7 +320,7 @@ def write_panels(
     for kind, names in extremes.items():
         for number, name in enumerate(names, 1):
             item = by_name[name]
-            result, spread = _with_spread(methods[shown], item)
+            result, spread = with_spread(methods[shown], item)
             result = np.where(item.valid.any(0), result, np.nan)
             truth = np.where(item.scored | item.kept, item.clear, np.nan)
             baselines = []
@@ -340,14 +341,6 @@ def write_panels(
             safe = "".join(letter if letter.isalnum() else "-" for letter in shown)
             paths.append(save_png(figure, Path(folder) / f"{safe}-{kind}{number}.png"))
     return paths
-
-
-def _with_spread(method: Method, item: Item) -> tuple[np.ndarray, np.ndarray | None]:
-    """Return the image of a method and, where it states one, its expected error."""
-    if not isinstance(method, RemoverMethod):
-        return method(item), None
-    removal = method.predict(item)
-    return removal.clear, removal.spread
 
 
 def table_lines(heading: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:

@@ -10,9 +10,8 @@ from __future__ import annotations
 import math
 import zlib
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from itertools import product
-from typing import Any
 
 import numpy as np
 
@@ -59,10 +58,6 @@ class Summary:
     best_classical: str | None
     items: int
     groups: int
-
-    def as_dict(self) -> dict[str, Any]:
-        """Return the summary as plain JSON values; NaN becomes None."""
-        return plain(asdict(self))
 
 
 def bootstrap(values: Sequence[float] | np.ndarray, *, seed: int = 0, draws: int = BOOTSTRAP_DRAWS) -> Interval:
@@ -192,11 +187,8 @@ def holm(values: Sequence[float]) -> list[float]:
     """Return the p values corrected by Holm's step-down rule, in their order; NaN stays NaN and is not counted."""
     p = np.asarray(values, np.float64)
     corrected = np.full(len(p), np.nan)
-    order = [int(k) for k in np.argsort(p) if np.isfinite(p[k])]
-    largest = 0.0
-    for place, index in enumerate(order):
-        largest = max(largest, min(1.0, (len(order) - place) * float(p[index])))
-        corrected[index] = largest
+    order = np.argsort(p)[: np.isfinite(p).sum()]  # NaN comes last
+    corrected[order] = np.maximum.accumulate(np.minimum(np.arange(len(order), 0, -1) * p[order], 1))
     return [float(value) for value in corrected]
 
 
@@ -274,14 +266,3 @@ def _ranks(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     _, inverse, counts = np.unique(values, return_inverse=True, return_counts=True)
     last = np.cumsum(counts)
     return (last - (counts - 1) / 2)[inverse], counts.astype(np.float64)
-
-
-def plain(value: Any) -> Any:
-    """Return nested values for JSON: lists for tuples, None for NaN and infinity."""
-    if isinstance(value, dict):
-        return {key: plain(inner) for key, inner in value.items()}
-    if isinstance(value, list | tuple):
-        return [plain(inner) for inner in value]
-    if isinstance(value, float) and not np.isfinite(value):
-        return None
-    return value

@@ -20,7 +20,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 from itertools import pairwise
 from typing import Literal, NamedTuple, Protocol
 
@@ -228,21 +228,9 @@ def median_of_dates(mean: Tensor, present: Tensor) -> Tensor:
 # -------------------------------------------------------------------------------------------------- sampling
 
 
-class Correction(Protocol):
-    """A correction between two steps: see `resampling.Resampler`."""
-
-    def __call__(
-        self,
-        denoise: Denoise,
-        denoised: Tensor,
-        *,
-        mean: Tensor,
-        sigma: float,
-        alpha: float,
-        step: int,
-        noise: NoiseSource,
-    ) -> tuple[Tensor, Tensor] | None:
-        """Return (corrected denoised, renoised state), or None to leave this step unchanged."""
+Correction = Callable[..., tuple[Tensor, Tensor] | None]
+"""A correction between two steps, called as `resampling.Resampler`: (corrected denoised, renoised state), or None to
+leave the step unchanged."""
 
 
 def karras_sigmas(steps: int, *, sigma_min: float, sigma_max: float, rho: float = 7.0) -> Tensor:
@@ -304,15 +292,13 @@ def sample(
     levels = [float(s) for s in sigmas]
     x = initial + levels[0] * (alpha * mean + noise(0))
     denoised = x.mean(dim=1)
-    draws = 1
     for step, (sigma, lower) in enumerate(pairwise(levels)):
         level = torch.full((batch,), sigma, dtype=mean.dtype, device=mean.device)
         denoised = denoise(x, level)
         if correction is not None:
-            corrected = correction(
-                denoise, denoised, mean=mean, sigma=sigma, alpha=alpha, step=step, noise=_from_draw(noise, draws)
-            )
-            draws += 64  # a fixed stride, so that the number of draws of a correction does not shift later noise
+            # A fixed stride, so that the number of draws of a correction does not shift later noise.
+            own = partial(_later_draw, noise, 1 + 64 * step)
+            corrected = correction(denoise, denoised, mean=mean, sigma=sigma, alpha=alpha, step=step, noise=own)
             if corrected is not None:
                 denoised, x = corrected
         image = denoised[:, None]
@@ -329,6 +315,5 @@ def sample(
     return denoised
 
 
-def _from_draw(noise: NoiseSource, first: int) -> NoiseSource:
-    """Return the source whose draw 0 is draw `first` of `noise`."""
-    return lambda draw: noise(first + draw)
+def _later_draw(noise: NoiseSource, first: int, draw: int) -> Tensor:
+    return noise(first + draw)

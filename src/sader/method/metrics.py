@@ -131,13 +131,7 @@ def sharpness(prediction: Tensor, target: Tensor, *, mask: Tensor | None = None)
 
 
 METRICS: dict[str, Metric] = {
-    "psnr": psnr,
-    "psnr_unbiased": psnr_unbiased,
-    "ssim": ssim,
-    "mae": mae,
-    "rmse": rmse,
-    "sam": sam,
-    "sharpness": sharpness,
+    metric.__name__: metric for metric in (psnr, psnr_unbiased, ssim, mae, rmse, sam, sharpness)
 }
 """The metrics that need no weights; `evaluate` also knows "lpips"."""
 

@@ -12,7 +12,7 @@ from typing import Any, Literal
 import yaml
 
 from sader.baselines.baseline import AS_PUBLISHED, BaselineModelConfig
-from sader.config import merge, parse_override, to_dict
+from sader.config import merge, parse_override, plain, to_dict
 from sader.data.plan import MakerSettings
 from sader.data.shards import count_records
 from sader.errors import ConfigError, TrainingError
@@ -235,12 +235,12 @@ def load_run_config(path: Path) -> RunConfig:
 
 def save_run_config(config: Any) -> bytes:
     """Return the resolved config as YAML."""
-    return yaml.safe_dump(_plain(to_dict(config)), sort_keys=False).encode()
+    return yaml.safe_dump(plain(to_dict(config)), sort_keys=False).encode()
 
 
 def differing_keys(first: Any, second: Any) -> list[str]:
     """Return "key: a -> b" for every value in which the configs differ, except `FREE_KEYS`."""
-    a, b = flat(_plain(to_dict(first))), flat(_plain(to_dict(second)))
+    a, b = flat(plain(to_dict(first))), flat(plain(to_dict(second)))
     keys = sorted(key for key in a.keys() | b.keys() if a.get(key) != b.get(key) and key not in FREE_KEYS)
     return [f"{key}: {a.get(key)} -> {b.get(key)}" for key in keys]
 
@@ -268,13 +268,6 @@ def _joined(first: dict[str, Any], second: dict[str, Any]) -> dict[str, Any]:
         else:
             result[key] = value
     return result
-
-
-def _plain(value: Any) -> Any:
-    """Return the value with lists for tuples, as YAML reads them."""
-    if isinstance(value, dict):
-        return {key: _plain(item) for key, item in value.items()}
-    return [_plain(item) for item in value] if isinstance(value, list | tuple) else value
 
 
 def flat(values: dict[str, Any], prefix: str = "") -> dict[str, Any]:

@@ -141,10 +141,16 @@ def build_guide(config: GuideRunConfig) -> GuideNetwork:
     return MaskedAutoencoder(shape(bands))
 
 
+def load_guide_config(path: Path) -> GuideRunConfig:
+    """Return the config a guide's run folder was started with."""
+    return merge(GuideRunConfig(), read_yaml(path))
+
+
 class GuideJob(Job):
     """Pretraining of a guide, which is not validated."""
 
     file = GUIDE_FILE
+    load_config = staticmethod(load_guide_config)
     config: GuideRunConfig
 
     def __init__(self, config: GuideRunConfig, build: Callable[[GuideRunConfig], GuideNetwork]) -> None:
@@ -154,9 +160,6 @@ class GuideJob(Job):
     @property
     def shards(self) -> tuple[str, ...]:
         return self.config.shards
-
-    def saved_config(self, path: Path) -> GuideRunConfig:
-        return load_guide_config(path)
 
     def make_trainer(self, process: Process) -> Trainer[GuideNetwork]:
         config = self.config
@@ -195,11 +198,6 @@ def pretrain_guide(
     train = dataclasses.replace(in_steps(config.train, count_records(config.shards)), dates=1, validate_every=0)
     job = GuideJob(dataclasses.replace(config, train=train), build)
     return run_job(job, Path(run_dir), resume=resume, progress=progress)
-
-
-def load_guide_config(path: Path) -> GuideRunConfig:
-    """Return the config a guide's run folder was started with."""
-    return merge(GuideRunConfig(), read_yaml(path))
 
 
 def run_guide(

@@ -144,7 +144,8 @@ class Objective:
         if config.masks_only:
             return torch.stack(list(head.values())).sum(), {name: value.detach() for name, value in head.items()}
         condition = batch_condition(network, batch, cloudy, aux, cloud)
-        weight = self._pixel_weight(batch, clear)
+        per_pixel = batch.scored * (1 + (config.hidden - 1) * batch.hidden)
+        weight = (per_pixel[:, None] * batch.band_present[:, :, None, None]).to(clear.dtype)
         share = self._series_weight(condition, observed, clear, weight)
         composite = condition.mean[:, 0].float()
         composite_loss = (share * spatial_error(composite, clear, weight, gradient=config.gradient)).mean()
@@ -200,11 +201,6 @@ class Objective:
             surprise = error * (-log_scale).exp() + log_scale
             likelihood = (weight * surprise).sum() / weight.sum().clamp(min=1.0)
         return {**parts, "error_head": likelihood}
-
-    def _pixel_weight(self, batch: SeriesBatch, clear: Tensor) -> Tensor:
-        """Return the weight of each value, (B, C, H, W)."""
-        per_pixel = batch.scored * (1 + (self.config.hidden - 1) * batch.hidden)
-        return (per_pixel[:, None] * batch.band_present[:, :, None, None]).to(clear.dtype)
 
     def _series_weight(self, condition: Condition, observed: Tensor, clear: Tensor, weight: Tensor) -> Tensor:
         """Return the weight of each series, (B,): errors are relative to those of the classical blend.

@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -117,6 +117,8 @@ class Job(ABC):
 
     file: str
     """Name of the exported weights."""
+    load_config: Callable[[Path], Any]
+    """Reads the config that a run folder was started with."""
 
     def __init__(self, config: Any) -> None:
         """`config` is the run config, with its `train`."""
@@ -128,10 +130,6 @@ class Job(ABC):
     @abstractmethod
     def shards(self) -> tuple[str, ...]:
         """Shards to train and validate on."""
-
-    @abstractmethod
-    def saved_config(self, path: Path) -> Any:
-        """Return the config that a run folder was started with."""
 
     @abstractmethod
     def make_trainer(self, process: Process) -> Trainer[Any]:
@@ -260,7 +258,7 @@ def prepare_folder(job: Job, run_dir: Path, *, resume: bool) -> None:
     """Write the config into a new run folder, or check that a folder to resume has the same."""
     saved = run_dir / CONFIG_FILE
     if resume:
-        different = differing_keys(job.saved_config(saved), job.config)
+        different = differing_keys(job.load_config(saved), job.config)
         if different:
             raise TrainingError(
                 f"{run_dir} was started with another config: {'; '.join(different)}. Go on with the old values, or "
@@ -287,6 +285,7 @@ class ModelJob(Job):
     """Training of SADER's denoiser or of a baseline."""
 
     file = MODEL_FILE
+    load_config = staticmethod(load_run_config)
     config: RunConfig
 
     def __init__(self, config: RunConfig) -> None:
@@ -297,9 +296,6 @@ class ModelJob(Job):
     @property
     def shards(self) -> tuple[str, ...]:
         return (*self.config.data.shards, *self.config.data.validation) if self.config.data.shards else ()
-
-    def saved_config(self, path: Path) -> RunConfig:
-        return load_run_config(path)
 
     def make_trainer(self, process: Process) -> Trainer[Any]:
         config, data, network = self.config, self.config.data, self.config.model.network

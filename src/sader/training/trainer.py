@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from time import monotonic
 from typing import Any, Generic, Protocol, TypeVar
@@ -44,13 +44,8 @@ _AHEAD = 2
 """Steps the host may be ahead of the device: enough to keep it busy, few enough to bound memory."""
 
 
-class Loss(Protocol):
-    """What a step minimises: `objective.Objective` for a denoiser, `guide.GuideObjective` for a guide."""
-
-    def __call__(
-        self, model: Any, batch: SeriesBatch, generator: torch.Generator, /
-    ) -> tuple[Tensor, dict[str, Tensor]]:
-        """Return the loss and detached scalars for the log."""
+Loss = Callable[[Any, SeriesBatch, torch.Generator], tuple[Tensor, dict[str, Tensor]]]
+"""What a step minimises: (model, batch, generator of the noise) -> the loss, and detached scalars for the log."""
 
 
 class Maker(Protocol):
@@ -78,13 +73,9 @@ class BatchFeed:
 
     def prepare(self, number: int) -> None:
         """Start composing batch `number`."""
-        if number in self._ready:
-            return
-        if self._stream is None:
-            self._ready[number] = self.maker.batch(number, *self.shape)
-            return
-        with torch.cuda.stream(self._stream), no_search():
-            self._ready[number] = self.maker.batch(number, *self.shape)
+        if number not in self._ready:
+            with torch.cuda.stream(self._stream), no_search():  # None is no stream of its own
+                self._ready[number] = self.maker.batch(number, *self.shape)
 
     def take(self, number: int) -> SeriesBatch:
         """Return batch `number`, composed now unless it was prepared; the current stream may use it immediately."""
@@ -126,7 +117,6 @@ def no_search() -> Iterator[None]:
 class Trainer(Generic[Model]):
     """Trains a model on one loss and holds everything a checkpoint must hold.
 
-    `phases.PhasedTrainer` trains the baselines, which may have several losses and optimisers.
     outer: first and last layers, which Muon leaves to AdamW (`optim.split_parameters`).
     """
 

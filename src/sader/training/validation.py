@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -26,23 +26,18 @@ VALIDATION_SEED = 20_000_003
 """Seed of the batches and the noise of every validation, in every run."""
 
 
-class Prediction(NamedTuple):
-    """Reflectance in [0, 1], (B, C, H, W)."""
-
-    composite: Tensor | None
-    clear: Tensor
-
-
 @torch.no_grad()
-def predict(denoiser: Denoiser | Baseline, batch: SeriesBatch, *, generator: torch.Generator) -> Prediction:
-    """Return the model's composite and clear image of a batch, with the true masks.
+def predict(
+    denoiser: Denoiser | Baseline, batch: SeriesBatch, *, generator: torch.Generator
+) -> tuple[Tensor | None, Tensor]:
+    """Return the model's composite, if it has one, and clear image of a batch, (B, C, H, W) reflectance in [0, 1].
 
-    A model with a composite takes one step, others their default number of steps.
+    The masks are the true ones. A model with a composite takes one step, others their default number of steps.
     """
     if isinstance(denoiser, Baseline):
         inputs = inputs_of(batch, denoiser.config)
         answer = denoiser.predict(inputs, generator_noise(inputs, generator))
-        return Prediction(None, to_reflectance(answer).clamp(0, 1))
+        return None, to_reflectance(answer).clamp(0, 1)
     network = _network(denoiser)
     batch, aux = batch.split(len(network.config.bands))
     cloud = batch.cloud_mask.float() if network.config.matches_dates else None
@@ -58,7 +53,7 @@ def predict(denoiser: Denoiser | Baseline, batch: SeriesBatch, *, generator: tor
         initial=denoiser.initial(condition),
     )
     height, width = condition.size
-    return Prediction(composite, to_reflectance(image[..., :height, :width]).clamp(0, 1))
+    return composite, to_reflectance(image[..., :height, :width]).clamp(0, 1)
 
 
 def _network(denoiser: Denoiser) -> MTCDN:
@@ -80,14 +75,14 @@ def scores(trainer: Trainer[Denoiser | Baseline], maker: Maker) -> dict[str, flo
         batch = maker.batch(VALIDATION_SEED + number, config.batch_size, config.dates, config.crop)
         loss, _ = trainer.loss(denoiser, batch, keyed_torch(device, VALIDATION_SEED, 2 * number))
         losses.append(loss.float())
-        guess = predict(denoiser, batch, generator=keyed_torch(device, VALIDATION_SEED, 2 * number + 1))
+        composite, image = predict(denoiser, batch, generator=keyed_torch(device, VALIDATION_SEED, 2 * number + 1))
         pixels = batch.scored & (batch.hidden | (batch.reference < 0)[:, None, None])
         weight = (pixels[:, None] & batch.band_present[:, :bands, None, None]).double()
         clear = batch.clear[:, :bands]
         sums[0] += weight.sum()
-        sums[1] += (weight * (guess.clear - clear).square()).sum()
-        if guess.composite is not None:
-            sums[2] += (weight * (guess.composite - clear).square()).sum()
+        sums[1] += (weight * (image - clear).square()).sum()
+        if composite is not None:
+            sums[2] += (weight * (composite - clear).square()).sum()
     count, error, composite_error = sums.tolist()
     result = {"validation_loss": float(torch.stack(losses).mean())}
     if count:
@@ -107,13 +102,12 @@ def save_panel(
         return False
     bands = config.network.bands
     count = len(bands)
-    guess = predict(denoiser, batch, generator=keyed_torch(batch.cloudy.device, VALIDATION_SEED, 0))
+    composite, image = predict(denoiser, batch, generator=keyed_torch(batch.cloudy.device, VALIDATION_SEED, 0))
 
     def array(x: Tensor) -> np.ndarray:
         return x.float().cpu().numpy()
 
-    cloudy, clear, result = array(batch.cloudy[:, :, :count]), array(batch.clear[:, :count]), array(guess.clear)
-    composite = None if guess.composite is None else array(guess.composite)
+    cloudy, clear, result = array(batch.cloudy[:, :, :count]), array(batch.clear[:, :count]), array(image)
     scored, present = batch.scored.cpu().numpy(), batch.present.cpu().numpy()
     rows = []
     for b, reference in enumerate(batch.reference.tolist()):
@@ -128,7 +122,7 @@ def save_panel(
             for t in range(cloudy.shape[1])
         ]
         if composite is not None:
-            row.append(Panel(shown(composite[b]), "composite"))
+            row.append(Panel(shown(array(composite[b])), "composite"))
         row += [Panel(shown(result[b]), "result"), Panel(shown(known), "target (grey: unknown)")]
         rows.append(row)
     path.parent.mkdir(parents=True, exist_ok=True)

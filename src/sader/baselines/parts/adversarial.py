@@ -8,7 +8,6 @@ target is unknown the "real" image shows the generator's own pixels, so that not
 
 from __future__ import annotations
 
-from abc import abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Literal, NamedTuple, cast
 
@@ -117,7 +116,7 @@ def discriminator_loss(
 class ConditionalGan(Baseline):
     """A generator from cloudy dates to a clear image, with a discriminator that gets the dates as well.
 
-    Subclasses create `generator` and `discriminator` and define `generated`. Loss: the adversarial term plus
+    Subclasses create `generator` and `discriminator`. Loss: the adversarial term plus
     `l1_weight` times L1 (Isola 2017); the discriminator is updated first, on the same fake image.
     """
 
@@ -126,9 +125,9 @@ class ConditionalGan(Baseline):
     gan_kind: GanLoss = "vanilla"
     l1_weight: float = 100.0
 
-    @abstractmethod
     def generated(self, inputs: BaselineInputs) -> Tensor:
-        """Return the clear image (B, C, H, W) of inputs with the network's number of dates."""
+        """Return the clear image (B, C, H, W) of the network's number of dates, here from the stacked dates."""
+        return self.generator(inputs.joined)
 
     def with_features(self, inputs: BaselineInputs) -> tuple[Tensor, Any]:
         """Return `generated`, and what `more_terms` needs."""

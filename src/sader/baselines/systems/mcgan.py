@@ -106,9 +106,6 @@ class McGan(ConditionalGan):
         self.discriminator = TwoStemDiscriminator(config.stacked, config.channels, config)
         normal_init(self)
 
-    def generated(self, inputs: BaselineInputs) -> Tensor:
-        return self.generator(inputs.joined)
-
     def judged(self, inputs: BaselineInputs, image: Tensor) -> Tensor:
         return self.discriminator(inputs.joined, image)
 

@@ -10,9 +10,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from torch import Tensor
-
-from sader.baselines.baseline import BaselineConfig, BaselineInputs, System
+from sader.baselines.baseline import BaselineConfig, System
 from sader.baselines.parts.adversarial import GAN_RECIPE, ConditionalGan, PatchDiscriminator, normal_init
 from sader.baselines.parts.resnet import ResNetGenerator
 
@@ -41,9 +39,6 @@ class Pix2Pix(ConditionalGan):
         self.generator = ResNetGenerator(config.stacked, config.channels, width=config.width, blocks=config.blocks)
         self.discriminator = PatchDiscriminator(config.stacked + config.channels, widths=config.judge_widths)
         normal_init(self)
-
-    def generated(self, inputs: BaselineInputs) -> Tensor:
-        return self.generator(inputs.joined)
 
 
 SYSTEM = System(

@@ -94,14 +94,9 @@ def _weights(part: np.ndarray) -> tuple[np.ndarray, ...]:
 
 def box(values: np.ndarray, radius: int) -> np.ndarray:
     """Return sums of integers (H, W) over squares of `radius`; the border is extended."""
-    for axis in (0, 1):
-        padded = np.pad(
-            values.astype(np.int64), [(radius + 1, radius) if a == axis else (0, 0) for a in (0, 1)], "edge"
-        )
-        total = np.cumsum(padded, axis=axis)
-        values = np.take(total, range(2 * radius + 1, total.shape[axis]), axis) - np.take(
-            total, range(total.shape[axis] - 2 * radius - 1), axis
-        )
+    for _ in range(2):
+        total = np.pad(values.astype(np.int64), ((radius + 1, radius), (0, 0)), "edge").cumsum(axis=0)
+        values = (total[2 * radius + 1 :] - total[: -2 * radius - 1]).T
     return values
 
 

@@ -35,7 +35,8 @@ def open_allclear(root: Path, request: Request) -> PublicDataset:
     """Return AllClear; lists: the path of a dataset JSON, default the only one of the split under metadata/datasets."""
     path = _list_file(root, request)
     listed = _load(path)
-    homes = _homes(root)
+    # roiN may be in the root or in a folder directly below it.
+    homes = [root, *sorted(path for path in root.iterdir() if path.is_dir() and not path.name.startswith("roi"))]
     entries, missing = [], []
     for name, sample in listed.items():
         try:
@@ -94,11 +95,6 @@ def _load(path: Path) -> dict[str, Any]:
     if not isinstance(content, dict) or not content:
         raise DataError(f"{path} holds no series; expected a JSON object of them. Download it again.")
     return content
-
-
-def _homes(root: Path) -> list[Path]:
-    """Return the folders that may hold roiN: the root and those directly below it."""
-    return [root, *sorted(path for path in root.iterdir() if path.is_dir() and not path.name.startswith("roi"))]
 
 
 def _entry(name: str, sample: dict[str, Any], homes: list[Path], sampler: str) -> Entry:

@@ -22,7 +22,7 @@ from sader.data.pack import is_eurosat_ms
 from sader.data.public.registry import DATASETS, recognise
 from sader.errors import ConfigError, DataError, SaderError, check_known, did_you_mean
 from sader.evaluation.costs import model_cost
-from sader.evaluation.evaluate import score_methods, with_lpips
+from sader.evaluation.evaluate import chosen_metrics, score_methods
 from sader.evaluation.methods import RemoverMethod, make_method
 from sader.evaluation.reproduce import published as paper
 from sader.evaluation.reproduce.plans import COMPLEXITY, HERE, LOSS_MASKS, TABLES, PlanRow, RunSpec, Table, get_tables
@@ -45,7 +45,7 @@ from sader.evaluation.reproduce.training import (
     train_run,
     training_shards,
 )
-from sader.evaluation.scoring import DEFAULT_METRICS, Method, load, save
+from sader.evaluation.scoring import Method, load, save
 from sader.files import file_digest, write_atomically
 from sader.inference.remover import CloudRemover, RemoverOptions
 from sader.models import AnyModelConfig
@@ -153,10 +153,10 @@ def run_row(setting: Setting, row: PlanRow) -> bool:
         if found is not None and found.facts.get("key") == key:
             continue
         items, protocol, facts = scored_items(setting, task)
-        metrics = [*DEFAULT_METRICS, *(["lpips"] if with_lpips(setting.request.lpips) else [])]
         dated = all(item.days is not None for item in (items if isinstance(items, list) else items[:1]))
         usable = {name: method for name, method in methods.items() if dated or name not in NEEDS_DAYS}
         examples = setting.request.examples
+        metrics = chosen_metrics(setting.request.lpips)
         results = score_methods(items, usable, metrics, protocol=protocol, examples=examples, costs=True)
         facts = {**facts, "key": key, "row": row.name, "title": row.title, "budget": setting.budget, **origin}
         save(replace(results, facts=facts), folder)
@@ -218,7 +218,7 @@ def find_settings(request: ReproduceRequest, tables: Sequence[Table], *, needs_d
     if HERE in wanted:
         if len(wanted) > 1:
             raise ConfigError("the plan here uses shards, the others public datasets; run here alone.")
-        return {HERE: Setting(request, HERE, shards=request.data, validation=request.validation)}
+        return {HERE: Setting(request, HERE)}
     if request.validation:
         raise ConfigError("--validation is for the plan here; a public dataset has its own splits. Leave it out.")
     series = [text for text in request.data if not text.startswith(f"{EUROSAT}:")]

@@ -10,7 +10,7 @@ import hashlib
 import json
 import warnings
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 from datetime import date, timedelta
 from functools import lru_cache
 from pathlib import Path
@@ -26,7 +26,7 @@ from sader.data.public.registry import open_dataset, training_sampler
 from sader.data.shards import SeriesRecord, fingerprint, write_shard
 from sader.data.synthetic.scene import SyntheticSeries, make_series
 from sader.errors import ConfigError, DataError, require
-from sader.evaluation.data import DataRequest, load_records, open_data
+from sader.evaluation.data import DataOptions, DataRequest, load_records, open_data
 from sader.evaluation.reproduce import published as paper
 from sader.evaluation.reproduce.plans import HELPING_BANDS, HERE, SCORED_BANDS
 from sader.files import locked, write_atomically
@@ -36,7 +36,7 @@ EUROSAT = "eurosat_ms"
 
 
 @dataclass(frozen=True)
-class ReproduceRequest:
+class ReproduceRequest(DataOptions):
     """Which tables to reproduce from which data, with which training budget."""
 
     tables: tuple[str, ...]
@@ -59,19 +59,12 @@ class ReproduceRequest:
     """Run only these rows; the table shows all finished ones."""
     report_only: bool = False
     """Write the tables of finished rows without running any."""
-    sampler: str = "leak_free"
-    split: str = "test"
-    lists: str | None = None
-    partial: bool = False
-    coverage: str = "auto"
+    split: str = field(default="test", kw_only=True)
     draws: int = 1
     """Training series of each patch of SEN12MS-CR-TS."""
-    limit: int | None = None
-    """Scored items per place."""
     lpips: bool | None = None
     examples: int = 3
     """Items in the qualitative figure."""
-    seed: int = 0
 
     def __post_init__(self) -> None:
         for name, least in (("steps", 1), ("limit", 1), ("draws", 1), ("examples", 0)):
@@ -91,10 +84,6 @@ class Setting:
     """A public dataset, or `plans.HERE`."""
     root: Path | None = None
     """Folder of the public dataset."""
-    shards: tuple[str, ...] = ()
-    """With HERE: shards to train on."""
-    validation: tuple[str, ...] = ()
-    """With HERE: shards to score on."""
     guide_root: Path | None = None
     """Folder of EuroSAT-MS; None: guides are trained on the targets of the dataset."""
 
@@ -127,27 +116,18 @@ class Setting:
         """The data that is scored."""
         request = self.request
         if self.dataset == HERE:
-            paths = tuple(Path(path) for path in self.validation)
+            paths = tuple(map(Path, request.validation))
             return DataRequest(paths, split="all", limit=request.limit, seed=request.seed)
         assert self.root is not None
-        return DataRequest(
-            (self.root,),
-            dataset=self.dataset,
-            split=request.split,
-            sampler=request.sampler,
-            lists=request.lists,
-            partial=request.partial,
-            coverage=request.coverage,
-            limit=request.limit,
-            seed=request.seed,
-        )
+        options = {option.name: getattr(request, option.name) for option in fields(DataOptions)}
+        return DataRequest((self.root,), dataset=self.dataset, **options)
 
     @property
     def scored_key(self) -> dict[str, Any]:
         """Everything the scores of a row depend on besides its weights."""
         request, data = self.request, asdict(self.scored)
         if self.dataset == HERE:
-            data["data"] = fingerprint(self.validation)
+            data["data"] = fingerprint(request.validation)
         else:
             # Of a coverage table the values, of a partial dataset the places on disk.
             data |= {"data": [self.root and self.root.name], "coverage": None, "facts": open_data(self.scored).facts}
@@ -156,16 +136,12 @@ class Setting:
 
 def tiny_setting(setting: Setting) -> Setting:
     """Return the setting on synthetic data, with two training steps unless another budget is given."""
-    request, folder = setting.request, setting.out / "data" / setting.dataset
-    with locked(folder.with_suffix(".lock"), wait=True):
-        write_data(setting.dataset, folder)
+    request, folder = setting.request, write_data(setting.dataset, setting.out / "data" / setting.dataset)
     request = replace(request, steps=request.steps if request.seconds or request.steps else 2)
     if setting.dataset == HERE:
         shards, validation = (str(folder / "train"),), (str(folder / "validation"),)
-        return replace(setting, request=replace(request, limit=2), shards=shards, validation=validation)
-    images = setting.out / "data" / EUROSAT
-    with locked(images.with_suffix(".lock"), wait=True):
-        write_data(EUROSAT, images)
+        return replace(setting, request=replace(request, limit=2, data=shards, validation=validation))
+    images = write_data(EUROSAT, setting.out / "data" / EUROSAT)
     request = replace(request, partial=True, examples=min(request.examples, 2))
     return replace(setting, request=request, root=folder, guide_root=images)
 
@@ -195,14 +171,15 @@ def check_data(setting: Setting) -> None:
         assert dataset is not None
         dataset.check()
         return
-    if not setting.shards or not setting.validation:
-        missing = "--data" if not setting.shards else "--validation"
+    request = setting.request
+    if not request.data or not request.validation:
+        missing = "--data" if not request.data else "--validation"
         raise DataError(f"no {missing} given; the plan here trains on --data SHARDS and scores on --validation SHARDS.")
-    for path in (*setting.shards, *setting.validation):
+    for path in (*request.data, *request.validation):
         if not Path(path).exists():
             raise DataError(f"{path} does not exist; expected shards (write them with: sader data pack).")
-    train = {(record.source, record.name) for record in load_records(setting.shards, split="all")}
-    held = load_records(setting.validation, split="all")
+    train = {(record.source, record.name) for record in load_records(request.data, split="all")}
+    held = load_records(request.validation, split="all")
     both = sorted(f"{r.source}/{r.name}" for r in held if (r.source, r.name) in train)
     if both:
         raise DataError(f"{len(both)} places are in both --data and --validation ({both[0]}); expected none in both.")
@@ -253,11 +230,11 @@ def tiny_overrides(base: str) -> tuple[str, ...]:
 
 def write_data(dataset: str, folder: Path) -> Path:
     """Write synthetic data of the dataset (or shards, for any other name) into `folder` once; return the folder."""
-    if (folder / COMPLETE).is_file():
-        return folder
-    writer = {paper.SEN2: _write_sen2, paper.TS: _write_ts, "eurosat_ms": _write_eurosat}.get(dataset, _write_shards)
-    writer(folder)
-    write_atomically(folder / COMPLETE, b"synthetic data of sader reproduce --tiny\n")
+    writer = {paper.SEN2: _write_sen2, paper.TS: _write_ts, EUROSAT: _write_eurosat}.get(dataset, _write_shards)
+    with locked(folder.with_suffix(".lock"), wait=True):
+        if not (folder / COMPLETE).is_file():
+            writer(folder)
+            write_atomically(folder / COMPLETE, b"synthetic data of sader reproduce --tiny\n")
     return folder
 
 

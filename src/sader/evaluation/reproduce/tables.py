@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from sader._version import __version__
+from sader.config import plain
 from sader.evaluation.costs import model_cost
 from sader.evaluation.figures import Point, choose_examples, draw_loss_masks
 from sader.evaluation.report import (
@@ -28,7 +29,7 @@ from sader.evaluation.reproduce import published as paper
 from sader.evaluation.reproduce.plans import FIGURE_CLASSICAL, HERE, SYSTEMS, TABLES, PlanRow, Table
 from sader.evaluation.reproduce.setting import EUROSAT, Setting, scored_items
 from sader.evaluation.scoring import LOWER_IS_BETTER, Results, load, merge
-from sader.evaluation.statistics import Comparison, MethodSummary, compare_rows, plain, summarise
+from sader.evaluation.statistics import Comparison, MethodSummary, compare_rows, summarise
 from sader.files import write_atomically
 from sader.models import BASELINES, get_system
 from sader.training.config import resolve

@@ -72,7 +72,7 @@ def _changes(part: str, before: Any, after: Any) -> list[str]:
 def training_shards(setting: Setting) -> tuple[str, ...]:
     """Return the shards to train on, packed from the public dataset on first use."""
     if setting.dataset == HERE:
-        return setting.shards
+        return setting.request.data
     from sader.data.pack import pack_dataset
 
     train = training_set(setting)
