@@ -181,11 +181,8 @@ def baseline_config(name: str) -> BaselineModelConfig:
 
 def find_config(name: str) -> AnyModelConfig:
     """Return the preset or the baseline system called `name`, or raise with the nearest known name."""
-    if name in BASELINES:
-        return baseline_config(name)
-    if name not in PRESETS:
-        raise ConfigError(f"unknown preset {name!r}{did_you_mean(name, [*PRESETS, *BASELINES])}")
-    return get_preset(name)
+    check_known("preset", name, [*PRESETS, *BASELINES])
+    return baseline_config(name) if name in BASELINES else get_preset(name)
 
 
 def model_from_dict(values: dict[str, Any], *, where: str = "") -> AnyModelConfig:

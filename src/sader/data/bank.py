@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import os
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -87,6 +88,11 @@ class SeriesBank:
             source=np.array([name.split("/")[0] for name in self.names]),
             donor=np.all(np.array(present)[:, : self.optical], axis=1),
         )
+
+    @property
+    def sources(self) -> dict[str, int]:
+        """Number of series of each source."""
+        return dict(Counter(name.split("/")[0] for name in self.names))
 
     @classmethod
     def load(

@@ -128,16 +128,12 @@ def encode_record(record: SeriesRecord, *, step: int = DEFAULT_STEP) -> bytes:
     keys = ("name", "source", "bands", "level", "resolution", "days", "group", "extra")
     meta = {key: getattr(record, key) for key in keys} | {"shape": record.dn.shape, "step": step}
     text = json.dumps(meta, separators=(",", ":")).encode()
-    image = _compress(_quantise(record.dn, step))
+    # In units of the step; 0 stays 0 and no other value becomes 0.
+    units = np.maximum((record.dn.astype(np.uint32) + step // 2) // step, 1)
+    image = _compress(np.where(record.dn == 0, 0, units).astype(np.uint16))
     labels = b"" if record.labels is None else lzma.compress(record.labels.tobytes())
     body = text + image + labels
     return _RECORD.pack(len(text), len(image), len(labels), zlib.crc32(body)) + body
-
-
-def _quantise(dn: np.ndarray, step: int) -> np.ndarray:
-    """Return `dn` (uint16) in units of `step`; 0 stays 0 and no other value becomes 0."""
-    units = (dn.astype(np.uint32) + step // 2) // step
-    return np.where(dn == 0, 0, np.maximum(units, 1)).astype(np.uint16)
 
 
 def _compress(units: np.ndarray) -> bytes:

@@ -24,22 +24,12 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from sader.baselines.baseline import Baseline, BaselineInputs, BaselineModelConfig
 from sader.checkpoint import find_checkpoint, read_header, shipped, shipped_guide
-from sader.errors import ConfigError, did_you_mean
+from sader.errors import check_known
 from sader.inference.inputs import parse_steps
 from sader.inference.remover import RemoverOptions
 from sader.method.guides import LearnedGuide, make_guide
 from sader.model.mtcdn import MTCDN, Condition
-from sader.models import (
-    BASELINES,
-    PRESETS,
-    AnyModelConfig,
-    ModelConfig,
-    baseline_config,
-    build_baseline,
-    get_preset,
-    get_system,
-    model_from_dict,
-)
+from sader.models import BASELINES, PRESETS, AnyModelConfig, build_baseline, find_config, get_system, model_from_dict
 
 MATRIX_PRODUCTS = ("mm", "addmm", "bmm", "baddbmm")
 """Operators of kind "matmul"; fused attention operators are of kind "attention", all others keep their own name."""
@@ -132,9 +122,8 @@ def model_cost(
             wanted = parse_steps(steps, config.default_steps)[0]
             sample, evaluations = round(sample * wanted / max(evaluations, 1)), wanted
         return Cost(count_parameters(network.counted), forward / 1e9, sample / 1e9, evaluations)
-    assert isinstance(config, ModelConfig)
     assert isinstance(network, MTCDN)
-    once, each = _denoiser_macs(config, network, dates=dates, size=size)
+    once, each = _denoiser_macs(network, dates=dates, size=size)
     count, resamplings = parse_steps(steps, config.default_steps)
     options = options or RemoverOptions()
     resampler = config.sampling.resampler(options.resampling)
@@ -155,9 +144,9 @@ def model_cost(
     )
 
 
-def _denoiser_macs(config: ModelConfig, network: MTCDN, *, dates: int, size: int) -> tuple[int, int]:
+def _denoiser_macs(network: MTCDN, *, dates: int, size: int) -> tuple[int, int]:
     """Return the multiply-accumulates of (the condition, one evaluation)."""
-    bands, aux_bands = len(config.network.bands), len(config.network.aux_bands)
+    bands, aux_bands = len(network.config.bands), len(network.config.aux_bands)
     conditions: list[Condition] = []
 
     def condition() -> None:
@@ -360,8 +349,8 @@ class ModelDescription:
 def list_models(*, baselines: bool = False) -> list[ModelEntry]:
     """Return the shipped weights, the presets and, if wanted, the baseline systems of the paper's tables."""
     entries = [_entry(name, "weights", _config(path, read_header(path))) for name, path in shipped().items()]
-    entries += [_entry(name, "preset", get_preset(name)) for name in PRESETS]
-    return entries + [_entry(name, "baseline", baseline_config(name)) for name in BASELINES if baselines]
+    entries += [_entry(name, "preset", find_config(name)) for name in PRESETS]
+    return entries + [_entry(name, "baseline", find_config(name)) for name in BASELINES if baselines]
 
 
 def describe(name: str, *, dates: int = 3, size: int = 256) -> ModelDescription:
@@ -405,13 +394,11 @@ def describe(name: str, *, dates: int = 3, size: int = 256) -> ModelDescription:
 
 def _find(name: str) -> tuple[AnyModelConfig, str, dict[str, Any]]:
     """Return (config, kind, card) of a model by name or file."""
-    if name in BASELINES:
-        return baseline_config(name), "baseline", {}
-    if name in PRESETS:
-        return get_preset(name), "preset", {}
+    if name in BASELINES or name in PRESETS:
+        return find_config(name), "baseline" if name in BASELINES else "preset", {}
     known = [*PRESETS, *BASELINES, *shipped()]
-    if name not in known and not Path(name).suffix and "/" not in name and not Path(name).is_file():
-        raise ConfigError(f"unknown model {name!r}{did_you_mean(name, known)}")
+    if not Path(name).suffix and "/" not in name and not Path(name).is_file():
+        check_known("model", name, known)
     path = find_checkpoint(name)
     header = read_header(path)
     return _config(path, header), "weights", dict(header.get("card", {}))

@@ -108,7 +108,9 @@ class RemoverMethod:
         reference = item.reference
         if reference is None and self.reference == "auto":
             reference = int((item.valid & ~item.cloud_mask).sum((1, 2)).argmax())
-        cloudy, bands = self._own_bands(item)
+        own = [band for band in item.aux_bands if band in self.remover.bands]
+        rest = item.some_aux(own)
+        cloudy = item.cloudy if rest is None else np.concatenate([item.cloudy, rest], axis=1)
         result = self.remover.predict(
             cloudy,
             reference=reference,
@@ -116,23 +118,17 @@ class RemoverMethod:
             days=item.days,
             aux=None if item.aux is None else item.some_aux(self.remover.config.network.aux_bands),
             valid=item.valid,
-            bands=bands,
+            bands=(*item.bands, *own),
             steps=self.steps,
             samples=self.samples,
             seed=self.seed,
         )
         count = len(item.bands)
-        if len(bands) == count:
+        if not own:
             return result
         return replace(  # the scored bands come first
             result, clear=result.clear[:count], spread=None if result.spread is None else result.spread[:count]
         )
-
-    def _own_bands(self, item: Item) -> tuple[np.ndarray, tuple[str, ...]]:
-        """Return the dates (T, C, H, W) and their bands: the scored ones, then all others the model works on."""
-        own = [band for band in item.aux_bands if band in self.remover.bands]
-        rest = item.some_aux(own)
-        return (item.cloudy if rest is None else np.concatenate([item.cloudy, rest], axis=1)), (*item.bands, *own)
 
 
 PREDICTIONS = ".npz"

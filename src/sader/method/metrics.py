@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from sader.errors import BandError, ConfigError, ShapeError, ValueRangeError, check_known, did_you_mean
+from sader.errors import BandError, ConfigError, ShapeError, ValueRangeError, check_known
 from sader.method.lpips import LPIPS, default_lpips
 
 PSNR_CEILING = 100.0
@@ -60,8 +60,7 @@ def ssim(
     whose whole window lies inside, as scikit-image does. With a mask, the SSIM map is averaged over the scored pixels;
     their windows still see the pixels around.
     """
-    if border not in ("zero", "valid"):
-        raise ConfigError(f"unknown ssim border {border!r}{did_you_mean(str(border), ('zero', 'valid'))}")
+    check_known("ssim border", border, ("zero", "valid"))
     margin = SSIM_WINDOW // 2
     if border == "valid" and min(prediction.shape[-2:]) < SSIM_WINDOW:
         raise ShapeError(

@@ -115,10 +115,6 @@ class TrainConfig:
             if getattr(self, name) is not None and getattr(self, name) <= 0:
                 raise ConfigError(f"train.{name} is {getattr(self, name)}; expected more than 0, or null for no limit.")
 
-    def uses_bf16(self, device: str) -> bool:
-        """Return whether the network runs in bf16 autocast on "cpu" or "cuda"."""
-        return self.precision == "bf16" or (self.precision == "auto" and device == "cuda")
-
 
 @dataclass(frozen=True)
 class DataConfig:

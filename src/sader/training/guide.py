@@ -28,7 +28,7 @@ from sader.model.infill import masked_autoencoder_loss, random_block_mask
 from sader.model.masked_autoencoder import MaskedAutoencoder, MaskedAutoencoderConfig
 from sader.training.config import TrainConfig, in_steps, read_yaml
 from sader.training.processes import Process
-from sader.training.record import count_sources, make_card
+from sader.training.record import make_card
 from sader.training.run import CONFIG_FILE, Job, check_shards, run_job
 from sader.training.trainer import Trainer
 
@@ -168,7 +168,7 @@ class GuideJob(Job):
         if config.train.compile:
             network.compile()
         bank = SeriesBank.load(config.shards, bands=config.bands, device=process.device)
-        self.sources = count_sources(bank)
+        self.sources = bank.sources
         settings = MakerSettings(tasks=(0.0, 0.0, 1.0), wanted_clear=0.7)
         series = SeriesMaker(bank, settings, config.train.seed)
         maker = GuideMaker(series, block=config.block, rates=config.rates, size=config.size)

@@ -199,11 +199,11 @@ def progress_of(config: TrainConfig, step: int, elapsed: float) -> float:
     return min(1.0, max(step / config.steps, by_time))
 
 
-def schedule_progress(config: TrainConfig, step: int, elapsed: float) -> float:
-    """Return the finished share of the schedule of the rate, in [0, 1]: that of the run unless its length is given."""
-    if config.schedule_steps is None:
-        return progress_of(config, step, elapsed)
-    return min(1.0, step / config.schedule_steps)
+def scheduled_rate(config: TrainConfig, step: int, elapsed: float) -> float:
+    """Return the learning rate of a step in peaks; the schedule is as long as the run unless its length is given."""
+    own = config.schedule_steps
+    progress = progress_of(config, step, elapsed) if own is None else min(1.0, step / own)
+    return rate_factor(progress, warmup=config.warmup, schedule=config.schedule)
 
 
 def set_rate(optimizers: Iterable[torch.optim.Optimizer], factor: float) -> None:

@@ -12,7 +12,6 @@ import pickle
 import subprocess
 import sys
 import warnings
-from collections import Counter
 from collections.abc import Mapping
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -24,7 +23,6 @@ import torch
 from sader._version import __version__
 from sader.checkpoint import find_checkpoint, read_header
 from sader.config import to_dict
-from sader.data.bank import SeriesBank
 from sader.errors import OutputError, TrainingError
 from sader.files import file_digest, remove_partial_files, write_atomically
 from sader.training.trainer import Trainer
@@ -178,16 +176,11 @@ class ProgressLine:
 # ---------------------------------------------------------------- card
 
 
-def count_sources(bank: SeriesBank) -> dict[str, int]:
-    """Return the number of series of each source in the bank."""
-    return dict(Counter(name.split("/")[0] for name in bank.names))
-
-
 def make_card(trainer: Trainer[Any], sources: dict[str, int]) -> dict[str, Any]:
     """Return the facts about a training for its weights file; `sources` counts the series of each source."""
-    train = trainer.config
+    train, program = trainer.config, Path(sys.argv[0]).name  # its name instead of its path
     facts = {
-        "command": " ".join(_command()),
+        "command": " ".join(["sader" if program == "__main__.py" else program, *sys.argv[1:]]),
         "commit": git_commit(),
         "date": datetime.now(UTC).strftime("%Y-%m-%d"),
         "sader": __version__,
@@ -215,12 +208,6 @@ def parent_card(init: str) -> dict[str, Any]:
     if "attribution" in card:
         facts["attribution"] = card["attribution"]
     return facts
-
-
-def _command() -> list[str]:
-    """Return the command line, with the program's name instead of its path."""
-    program = Path(sys.argv[0]).name
-    return ["sader" if program == "__main__.py" else program, *sys.argv[1:]]
 
 
 def git_commit() -> str | None:

@@ -38,16 +38,7 @@ from sader.training.config import (
 from sader.training.objective import Objective
 from sader.training.optim import progress_of
 from sader.training.processes import Process, run_processes
-from sader.training.record import (
-    Log,
-    ProgressLine,
-    clean_folder,
-    count_sources,
-    load_state,
-    make_card,
-    parent_card,
-    save_state,
-)
+from sader.training.record import Log, ProgressLine, clean_folder, load_state, make_card, parent_card, save_state
 from sader.training.trainer import PhasedTrainer, Trainer
 from sader.training.validation import VALIDATION_SEED, save_panel, scores
 
@@ -305,7 +296,7 @@ class ModelJob(Job):
         # Auxiliary bands follow the others, as the objective expects.
         bands = (*network.bands, *network.aux_bands)
         bank = SeriesBank.load(data.shards, bands=bands, device=process.device)
-        self.sources = count_sources(bank)
+        self.sources = bank.sources
         settings = maker_settings(config)
         maker = SeriesMaker(bank, settings, config.train.seed)
         if process.main and config.train.validate_every:

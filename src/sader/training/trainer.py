@@ -25,16 +25,7 @@ from sader.data.batch import SeriesBatch, keyed_generator
 from sader.errors import ConfigError, TrainingError
 from sader.training.config import TrainConfig
 from sader.training.graph import CapturedStep
-from sader.training.optim import (
-    OUTER_LAYERS,
-    Ema,
-    make_adam,
-    make_optimizers,
-    progress_of,
-    rate_factor,
-    schedule_progress,
-    set_rate,
-)
+from sader.training.optim import OUTER_LAYERS, Ema, make_adam, make_optimizers, progress_of, scheduled_rate, set_rate
 from sader.training.processes import Process
 
 Model = TypeVar("Model", bound=nn.Module)
@@ -132,7 +123,7 @@ class Trainer(Generic[Model]):
     ) -> None:
         self.model, self.loss, self.config, self.process = model.to(process.device), loss, config, process
         self.device = process.device
-        self.bf16 = config.uses_bf16(self.device.type)
+        self.bf16 = config.precision == "bf16" or (config.precision == "auto" and self.device.type == "cuda")
         self.outer = tuple(outer)
         self.steps_done, self.elapsed = 0, 0.0
         self.latest: dict[str, float] = {}
@@ -153,9 +144,7 @@ class Trainer(Generic[Model]):
         """Do the next step: rate, gradients, clip, optimisers, average; then start making the next batch."""
         config, step = self.config, self.steps_done
         self._clock = monotonic() if self._clock is None else self._clock
-        self._factor = rate_factor(
-            schedule_progress(config, step, self.elapsed), warmup=config.warmup, schedule=config.schedule
-        )
+        self._factor = scheduled_rate(config, step, self.elapsed)
         set_rate(self.optimizers, self._factor)
         if self.captures:
             terms = self._replay(step)

@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING, Any, overload
 import numpy as np
 
 from sader.data.batch import CLEAR, UNKNOWN, keyed_generator
-from sader.data.public.images import check_files, check_order, read_bands, read_picture, same_size
+from sader.data.public.images import check_files, check_order
 from sader.data.public.splits import SplitList
-from sader.data.radar import RADAR_BANDS, radar_counts, scale_sar
+from sader.data.radar import RADAR_BANDS, radar_counts
 from sader.data.shards import SeriesRecord
 from sader.errors import BandError, ConfigError, DataError
 from sader.files import file_digest
@@ -78,11 +78,9 @@ class Entry:
         return [*self.inputs] if self.target is None else [self.target, *self.inputs]
 
     @property
-    def files(self) -> Iterator[Path]:
+    def files(self) -> list[Path]:
         """Every image file of the series."""
-        yield from self.images
-        for paths in self.more.values():
-            yield from (path for path in paths if path.suffix != ".npy")
+        return [*self.images, *(path for paths in self.more.values() for path in paths)]
 
 
 @dataclass(frozen=True, eq=False)
@@ -300,24 +298,6 @@ def expect_files(files: Iterable[Path], there: Container[str], beside: Path, exp
     for file in files:
         if file.name not in there:
             raise DataError(f"{file} does not exist, but {beside} does; expected {expected}. Unpack it again.")
-
-
-def read_sar(paths: Sequence[Path], scaling: str | None, path: Path, image: np.ndarray) -> dict[str, Any]:
-    """Return the auxiliary bands of a series from its Sentinel-1 files, on the grid of an image; none if not wanted."""
-    if scaling is None:
-        return {}
-    echoes = [read_bands(each, (1, 2)) for each in paths]
-    same_size([path, *paths], [image, *echoes])
-    return {"aux": np.stack([scale_sar(each, scaling=scaling) for each in echoes]), "aux_bands": RADAR_BANDS}
-
-
-def read_pictures(entry: Entry) -> tuple[np.ndarray, list[np.ndarray]]:
-    """Return the colour images of an entry (1 + T, 3, H, W), the target first, and its other ones (1, H, W)."""
-    others = [path for paths in entry.more.values() for path in paths]
-    colours = [read_picture(path) for path in entry.images]
-    grey = [read_picture(path, colours=1) for path in others]
-    same_size([*entry.images, *others], [*colours, *grey])
-    return np.stack(colours), grey
 
 
 def without_twins(entries: Sequence[Entry], others: Iterable[Entry]) -> tuple[list[Entry], int]:

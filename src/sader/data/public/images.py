@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 
 from sader.bands import canonical
+from sader.data.radar import RADAR_BANDS, scale_sar
 from sader.errors import BandError, DataError, ShapeError, ValueRangeError, require
 from sader.files import file_digest
 
@@ -90,6 +91,15 @@ def read_reflectance(
 def read_bands(path: Path, numbers: Sequence[int], *, centre: int | None = None, window: Any = None) -> np.ndarray:
     """Return some bands (C, H, W) of a GeoTIFF by number, from 1, as float32 with NaN kept: masks, radar."""
     return _tiff(path, None, numbers, centre, window)[0].astype(np.float32)
+
+
+def read_sar(paths: Sequence[Path], scaling: str | None, path: Path, image: np.ndarray) -> dict[str, Any]:
+    """Return the auxiliary bands of a series from its Sentinel-1 files, on the grid of an image; none if not wanted."""
+    if scaling is None:
+        return {}
+    echoes = [read_bands(each, (1, 2)) for each in paths]
+    same_size([path, *paths], [image, *echoes])
+    return {"aux": np.stack([scale_sar(each, scaling=scaling) for each in echoes]), "aux_bands": RADAR_BANDS}
 
 
 def _check_names(path: Path, descriptions: Sequence[str | None], bands: Sequence[str]) -> None:
@@ -168,6 +178,13 @@ def read_picture(path: Path, *, colours: int = 3) -> np.ndarray:
             "Check that the folder holds the dataset named, unchanged."
         )
     return np.ascontiguousarray(values[..., :colours].transpose(2, 0, 1)).astype(np.float32) / 255
+
+
+def read_pictures(colour: Sequence[Path], grey: Sequence[Path]) -> tuple[np.ndarray, list[np.ndarray]]:
+    """Return the colour images of one grid, (N, 3, H, W), and grey ones on the same grid, (1, H, W) each."""
+    colours, greys = [read_picture(path) for path in colour], [read_picture(path, colours=1) for path in grey]
+    same_size([*colour, *grey], [*colours, *greys])
+    return np.stack(colours), greys
 
 
 def read_mask(path: Path) -> np.ndarray:

@@ -15,7 +15,7 @@ from sader.data.public import allclear, cuhk_cr, rice, sen2_mtc, sen12mscr, sen1
 from sader.data.public.dataset import PublicDataset, ReadOptions, Request, check_choice
 from sader.data.public.splits import RANDOM
 from sader.data.radar import SAR_SCALINGS
-from sader.errors import ConfigError, DataError, check_known, did_you_mean
+from sader.errors import ConfigError, DataError, check_known
 
 if TYPE_CHECKING:
     from sader.data.items import Item
@@ -114,8 +114,8 @@ def open_dataset(
     check_choice(sampler, kind.samplers, "sampler", name)
     protocol = kind.protocol if protocol is None else protocol
     check_known("protocol", protocol, SCORING)
-    if options.sar is not None and options.sar not in SAR_SCALINGS:
-        raise ConfigError(f"unknown SAR scaling {options.sar!r}{did_you_mean(options.sar, SAR_SCALINGS)}")
+    if options.sar is not None:
+        check_known("SAR scaling", options.sar, SAR_SCALINGS)
     for key in ("inputs", "draws"):
         if getattr(options, key) < 1:
             raise ConfigError(f"{key} is {getattr(options, key)}; expected 1 or more.")

@@ -11,16 +11,8 @@ from pathlib import Path
 
 import numpy as np
 
-from sader.data.public.dataset import (
-    Entry,
-    PublicDataset,
-    PublicSeries,
-    Request,
-    expect_files,
-    read_pictures,
-    without_twins,
-)
-from sader.data.public.images import content_groups, files_in, natural_key
+from sader.data.public.dataset import Entry, PublicDataset, PublicSeries, Request, expect_files, without_twins
+from sader.data.public.images import content_groups, files_in, natural_key, read_pictures
 from sader.data.public.splits import SplitList, by_hash, chosen_list, folder_list
 from sader.errors import DataError
 
@@ -104,7 +96,7 @@ def _lists(root: Path, base: Path, names: list[str], request: Request, split: st
 
 def read_pair(entry: Entry, *, bands: tuple[str, ...]) -> PublicSeries:
     """Return a series of one date from a pair of pictures, with infrared and mask if the entry has them."""
-    images, others = read_pictures(entry)
+    images, others = read_pictures(entry.images, entry.files[len(entry.images) :])
     if "infrared" in entry.more:
         images = np.concatenate([images, np.stack(others[:2])], axis=1)
     mask = others[-1] > 0.5 if "mask" in entry.more else None

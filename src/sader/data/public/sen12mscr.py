@@ -12,16 +12,8 @@ from functools import partial
 from pathlib import Path
 
 from sader.bands import BANDS_13
-from sader.data.public.dataset import (
-    Entry,
-    PublicDataset,
-    PublicSeries,
-    Request,
-    expect_files,
-    missing_places,
-    read_sar,
-)
-from sader.data.public.images import files_in, natural_key, read_reflectance
+from sader.data.public.dataset import Entry, PublicDataset, PublicSeries, Request, expect_files, missing_places
+from sader.data.public.images import files_in, natural_key, read_reflectance, read_sar
 from sader.data.public.splits import chosen_list, frozen_list, joined
 from sader.errors import DataError
 

@@ -19,8 +19,8 @@ from pathlib import Path
 import numpy as np
 
 from sader.bands import BANDS_13
-from sader.data.public.dataset import Entry, PublicDataset, PublicSeries, Request, missing_places, read_sar
-from sader.data.public.images import read_mask, read_reflectance
+from sader.data.public.dataset import Entry, PublicDataset, PublicSeries, Request, missing_places
+from sader.data.public.images import read_mask, read_reflectance, read_sar
 from sader.data.public.splits import RANDOM, SAMPLERS, SplitList, choose_dates, chosen_list, frozen_list, joined
 from sader.errors import ConfigError, DataError, require
 from sader.files import write_atomically

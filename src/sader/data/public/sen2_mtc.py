@@ -14,16 +14,8 @@ from pathlib import Path
 
 import numpy as np
 
-from sader.data.public.dataset import (
-    Entry,
-    PublicDataset,
-    PublicSeries,
-    Request,
-    expect_files,
-    missing_places,
-    read_pictures,
-)
-from sader.data.public.images import files_in, read_reflectance
+from sader.data.public.dataset import Entry, PublicDataset, PublicSeries, Request, expect_files, missing_places
+from sader.data.public.images import files_in, read_pictures, read_reflectance
 from sader.data.public.splits import SplitList, by_hash, chosen_list, folder_list, frozen_list, joined
 from sader.errors import DataError
 
@@ -134,10 +126,8 @@ def _old_list(root: Path, base: Path, ids: list[str], request: Request) -> Split
         "(--lists hash), our own split by tile."
     )
     place = base if (base / f"{split}.txt").is_file() else root
-    folder, by_tile = (
-        partial(folder_list, place, split, instead=instead),
-        partial(by_hash, [tile_of(name) for name in ids], split),
-    )
+    folder = partial(folder_list, place, split, instead=instead)
+    by_tile = partial(by_hash, [tile_of(name) for name in ids], split)
     return chosen_list(request.options.lists, "Sen2_MTC_Old", folder=folder, hash=by_tile)
 
 
@@ -150,7 +140,7 @@ def _old_entry(base: Path, name: str, there: set[str]) -> Entry:
 
 
 def _read_old(entry: Entry) -> PublicSeries:
-    images, infrared = read_pictures(entry)
+    images, infrared = read_pictures(entry.images, entry.more["infrared"])
     # JPEG has no nodata: every pixel counts as observed.
     seen = np.ones_like(images[:, 0], bool)
     return PublicSeries.of(entry, images, seen, BANDS[:3], aux=np.stack(infrared), aux_bands=BANDS[3:])

@@ -186,7 +186,9 @@ def _markdown(page: _Page, methods: Sequence[MethodSummary], comparisons: Sequen
                 method,
                 *(number_cell(one.facts.get(key), 0) for key in ("trained_steps", "series_seen", "trained_seconds")),
             ]
-            cells += [_batch(one.facts), *(_mean(mine, own + name, name) for name in names)]
+            batch = one.facts.get("batch_size")
+            cells.append("-" if batch is None else f"{batch} x {one.facts['crop']} px")
+            cells += [_mean(mine, own + name, name) for name in names]
             if values:
                 cells += [f"{v:.3f}" for v in paper_values] or ["-"] * len(names)
             cells += [_mean(mine, name, name) for name in plain_names]
@@ -242,13 +244,6 @@ def _remark_lines(rows: Iterable[PlanRow]) -> list[str]:
     names = dict.fromkeys(row.run.base for row in rows if row.run is not None and row.run.base in BASELINES)
     lines = [f"- {get_system(name).title}: {text}" for name in names if (text := get_system(name).remarks)]
     return ["", "Remarks:", "", *lines] if lines else []
-
-
-def _batch(facts: Mapping[str, Any]) -> str:
-    """Return series a step and pixels along a side, such as 16 x 128 px."""
-    if facts.get("batch_size") is None:
-        return "-"
-    return f"{facts['batch_size']} x {facts['crop']} px"
 
 
 def write_complexity(folder: Path, table: Table) -> tuple[list[Path], str]:
