@@ -55,6 +55,8 @@ class GuideRunConfig:
     """Hidden shares of an image, in turn from batch to batch; the public code uses 0.5 only."""
     size: int | None = None
     """Pixels a side to which crops are resized; None: the crop itself. The paper's guide takes 64 resized to 256."""
+    altered: bool = True
+    """Change season, colours and bands of the images at random; the published pretraining takes them as they are."""
     train: TrainConfig = field(default_factory=lambda: TrainConfig(batch_size=64, steps=20_000))
     """Training settings; `dates`, `validate_every` and `panels` are not used."""
 
@@ -63,25 +65,14 @@ def recipe_of(kind: str) -> GuideRunConfig:
     """Return the default run of a kind of guide.
 
     "mae-paper" is the published pretraining on EuroSAT-MS: images of 64 pixels resized to 256, half of each hidden by
-    blocks of 8, 100 epochs of batches of 16, both rates 1e-3 times 0.95 in every epoch, float32. The public code also
-    stops where the validation loss has not improved for 4 epochs, and its first epoch has a Muon rate of 5e-3.
+    blocks of 8, 100 epochs of batches of 16, both rates 1e-3 times 0.95 in every epoch, float32, nothing augmented. The
+    public code also stops where the validation loss has not improved for 4 epochs; its first Muon rate is 5e-3.
     """
     if kind != "mae-paper":
         return merge(GuideRunConfig(), {"kind": kind})
-    train = TrainConfig(
-        seed=2025,
-        epochs=100.0,
-        batch_size=16,
-        crop=64,
-        muon_lr=1e-3,
-        adam_lr=1e-3,
-        schedule="exponential",
-        warmup=0.0,
-        clip=0.0,
-        ema_decay=0.0,
-        precision="fp32",
-    )
-    return GuideRunConfig(kind="mae-paper", rates=(0.5,), size=256, train=train)
+    train = TrainConfig(seed=2025, epochs=100.0, batch_size=16, crop=64, muon_lr=1e-3, schedule="exponential")
+    train = dataclasses.replace(train, adam_lr=1e-3, warmup=0.0, clip=0.0, ema_decay=0.0, precision="fp32")
+    return GuideRunConfig(kind="mae-paper", rates=(0.5,), size=256, altered=False, train=train)
 
 
 class GuideObjective:
@@ -170,6 +161,9 @@ class GuideJob(Job):
         bank = SeriesBank.load(config.shards, bands=config.bands, device=process.device)
         self.sources = bank.sources
         settings = MakerSettings(tasks=(0.0, 0.0, 1.0), wanted_clear=0.7)
+        if not config.altered:  # a target of the paper's task is not changed
+            plain = MakerSettings.paper(symmetries=False)
+            settings = dataclasses.replace(plain, fill=True, real_sources=settings.single_sources)
         series = SeriesMaker(bank, settings, config.train.seed)
         maker = GuideMaker(series, block=config.block, rates=config.rates, size=config.size)
         return Trainer(network, GuideObjective(), config.train, maker, process, outer=OUTER_LAYERS)

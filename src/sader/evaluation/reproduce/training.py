@@ -167,11 +167,17 @@ def guide_changes(setting: Setting, kind: str) -> tuple[str, list[str]]:
 
     The paper's tables train guides as published, on EuroSAT-MS; without it, on whole targets of the dataset.
     """
+    from sader.training.guide import recipe_of
+
     request = setting.request
     form = kind if request.tiny or setting.dataset == HERE else "mae-paper" if kind == "mae" else kind
     share = GUIDE_SHARE if setting.dataset == HERE else 1.0
     changes = [f"train.seed={request.seed}", *_budget(setting, share)]
-    if form == "mae-paper" and setting.root is not None and setting.guide_root is None:
+    if form == "conv" and setting.dataset != HERE and not request.tiny:
+        published = recipe_of("mae-paper")
+        changes = [*_changes("train", recipe_of("conv").train, published.train), *changes]
+        changes = [f"size={published.size}", f"rates={list(published.rates)}", "altered=false", *changes]
+    if setting.dataset != HERE and not request.tiny and setting.root is not None and setting.guide_root is None:
         changes += ["train.crop=256", "size=null"]
     if request.tiny:
         changes += [text for text in TINY_TRAIN if not text.startswith("train.dates")]
