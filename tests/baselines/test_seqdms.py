@@ -22,7 +22,7 @@ TINY = SeqDMsConfig(
 def test_size_is_known_and_labelled_as_assumed() -> None:
     with torch.device("meta"):
         assert count_parameters(SeqDMs(SeqDMsConfig()).counted) == 71_467_908
-    assert SYSTEM.paper_parameters is None
+    assert SYSTEM.printed[0] is None
     assert SYSTEM.label == "SeqDMs (method simplified, sizes assumed)"
 
 

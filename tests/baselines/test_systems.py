@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 import torch
 
-from sader.baselines.baseline import Baseline, BaselineConfig, BaselineModelConfig
+from sader.baselines.baseline import Baseline, BaselineConfig, BaselineModelConfig, inputs_of
 from sader.checkpoint import load_checkpoint, save_checkpoint
 from sader.config import to_dict
 from sader.data.shards import SeriesRecord, write_shard
@@ -127,14 +127,14 @@ EXACT = {
 def test_parameters_are_those_of_the_papers_table(name):
     info, system = describe(name), get_system(name)
     assert info.cost.parameters == EXACT[name]
-    assert abs(info.cost.parameters / 1e6 / system.paper_parameters - 1) < 0.02
+    assert abs(info.cost.parameters / 1e6 / system.printed[0] - 1) < 0.02
     assert info.publication.sizes_assumed == (name in ("ae", "pmaa"))
     assert ("sizes assumed" in dict(info.rows())["model"]) == info.publication.sizes_assumed
     assert info.as_dict()["gmacs_sample"] == info.cost.gmacs_forward > 0
 
 
 def test_the_autoencoder_has_the_printed_cost():
-    assert describe("ae").cost.gmacs_forward == pytest.approx(get_system("ae").paper_gmacs, rel=0.005)
+    assert describe("ae").cost.gmacs_forward == pytest.approx(get_system("ae").printed[1], rel=0.005)
 
 
 PUBLISHED = {
@@ -293,6 +293,38 @@ def test_the_main_loss_falls_on_one_batch(name, batch):
                 seen.append(float(phase.terms.get("l1", phase.terms.get("cycle", phase.loss.detach()))))
         assert names == list(groups)
     assert np.mean(seen[-5:]) < 0.9 * np.mean(seen[:5])
+
+
+WEIGHTS = {
+    "mcgan": {"adversarial": 1, "l1": 100},
+    "pix2pix": {"adversarial": 1, "l1": 100},
+    "cyclegan": {"adversarial": 1, "cycle": 10, "identity": 5},
+    "stgan": {"adversarial": 1, "l1": 100},
+    "ctgan": {"adversarial": 1, "l1": 100, "mask": 1, "auxiliary": 50},
+    "pmaa": {"adversarial": 1, "l1": 100, "mask": 1, "auxiliary": 50},
+    "ddpmcr": {"denoising": 1, "low": 1, "high": 1, "cloudy": 1},
+}
+"""System -> weight of each logged term of its loss; `System.loss` states them in words."""
+
+
+@pytest.mark.parametrize("name", WEIGHTS)
+def test_terms_of_the_losses_have_the_published_weights(name, batch):
+    phases = tiny(name).eval().losses(batch(), torch.Generator().manual_seed(1))
+    phase = next(phase for phase in phases if phase.name == "generator")
+    assert set(phase.terms) == set(WEIGHTS[name])
+    total = sum(weight * float(phase.terms[term]) for term, weight in WEIGHTS[name].items())
+    assert float(phase.loss.detach()) == pytest.approx(total, rel=1e-5)
+
+
+@pytest.mark.parametrize(("name", "power"), [("ae", 2), ("crtsnet", 1)])
+def test_losses_of_one_term_are_their_definition(name, power, batch):
+    network, example = tiny(name).eval(), batch()
+    known = example.scored[:, None].expand_as(example.clear)
+    (phase,) = network.losses(example, torch.Generator())
+    inputs = inputs_of(example, network.config)
+    image = network.clear_image(inputs.arranged(3), lambda draw, channels: None)
+    error = (image - (2 * example.clear - 1)).abs()[known] ** power
+    assert float(phase.loss.detach()) == pytest.approx(float(error.mean().detach()), rel=1e-5)
 
 
 @pytest.mark.parametrize("name", OWN)

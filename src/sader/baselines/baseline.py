@@ -416,21 +416,21 @@ class System:
     config: type[BaselineConfig]
     network: Callable[[Any], Baseline]
     """The subclass of `Baseline`, called with a config."""
-    paper_parameters: float | None
-    """Millions, in the SADER paper's complexity table; None = not listed."""
-    paper_gmacs: float | None
-    """10^9 multiply-accumulates in the same table; None = not listed."""
+    printed: tuple[float | None, float | None]
+    """Millions of parameters and GMACs of one forward in the SADER paper's complexity table; None = not listed."""
     assumed: bool = False
     """"Sizes assumed": the publication does not fix the network, so scores are no evidence about the published one."""
     reference: str = ""
     """The publication."""
     note: str = ""
     """A remark for readers of the figures, such as why a count differs from the printed one."""
-    capturable: bool = False
+    capturable: bool = True
     """Whether a training step may be captured as a CUDA graph: its work depends on shapes alone, never on values, and
     the test marked `gpu` found captured and eager steps equal."""
     train: Mapping[str, Any] = field(default_factory=dict)
     """Changes to `AS_PUBLISHED`: the published optimiser, batch size and number of epochs."""
+    loss: str = ""
+    """The training loss in words, with its weights."""
     simplified: str = ""
     """What differs from the published method, where more than sizes had to be chosen."""
 

@@ -209,10 +209,7 @@ def reproduce(
         draws=draws, limit=limit, lpips=lpips, examples=examples, seed=seed,
     )  # fmt: skip
     if dry_run:
-        from sader.evaluation.reproduce.run import dry_run as settings_of
-
-        for text in settings_of(request):
-            print(text)
+        print("\n".join(run.dry_run(request)) or f"{', '.join(request.tables)}: nothing is trained.")
         return
     outcome = run.run_reproduce(request, lambda text: typer.echo(text, err=True))
     for text in outcome.texts:

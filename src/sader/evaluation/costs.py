@@ -367,7 +367,7 @@ def describe(name: str, *, dates: int = 3, size: int = 256) -> ModelDescription:
     if isinstance(config, BaselineModelConfig):
         s = get_system(config.system)
         name, title = s.name, s.label
-        about = Publication(s.year, s.reference, s.assumed, s.paper_parameters, s.paper_gmacs, s.remarks)
+        about = Publication(s.year, s.reference, s.assumed, *s.printed, s.remarks)
     else:
         assert not isinstance(network, Baseline)
         condition = count_parameters(network.condition_net)

@@ -1,11 +1,10 @@
 """AE (Sintarasirikulchai et al. 2018): one convolutional autoencoder per band. Reimplementation, sizes assumed.
 
-Published: one convolutional autoencoder for each band, independent of the others; its input is that band at
-several dates. The paper's table has 6.53 M parameters and 17.78 GMACs.
+Published: one convolutional autoencoder for each band, independent of the others; input: that band at several dates.
 Chosen here (layer sizes and optimiser are not known, no code is public): three stride-2 3x3 convolutions, one 3x3
 convolution at the coarsest level, three transposed ones back, ReLU, no skips; widths chosen for both figures over four
-bands (6.50 M, 17.79 GMACs); squared error; Adam 1e-3 with a cosine, 200 epochs. Bands run side by side as groups of one
-convolution. A pixel or date that is missing is 0; the reference date, if given, comes first.
+bands (6.50 M, 17.79 GMACs). Bands run side by side as groups of one convolution. A pixel or date that is missing is 0;
+the reference date, if given, comes first.
 """
 
 from __future__ import annotations
@@ -78,12 +77,11 @@ SYSTEM = System(
     name="ae",
     title="AE",
     year=2018,
+    loss="MSE",
     config=AutoencoderConfig,
     network=Autoencoders,
-    paper_parameters=6.53,
-    paper_gmacs=17.78,
+    printed=(6.53, 17.78),
     assumed=True,
     reference="Sintarasirikulchai et al., IEEE 8620054, 2018",
-    capturable=True,
     train={"adam_lr": 1e-3, "schedule": "cosine", "ema_decay": 0.0, "epochs": 200.0, "batch_size": 16},
 )

@@ -1,10 +1,9 @@
 """CR-TS Net (Ebel et al., TGRS 2022): a deep residual network per date, then 3D convolutions over the dates.
 
-Published: per date a 3x3 conv to 256 and 16 residual blocks (two 3x3 convs, ReLU, no norm, residual scale
-0.1), weights shared; 3D conv 3x3x3 at 256; five 3D residual blocks; 3D conv (T, 3, 3) to the bands; tanh. L1 loss, no
-adversarial term in the published command. Adam 2e-4, beta1 0.5, batch 1. Counted: 38.470 M for 13 bands and 3 dates.
+Published: per date a 3x3 conv to 256 and 16 residual blocks (two 3x3 convs, ReLU, no norm, residual scale 0.1), weights
+shared; 3D conv 3x3x3 at 256; five 3D residual blocks; 3D conv (T, 3, 3) to the bands; tanh; no adversarial term.
 Chosen here: zero padding; the 3D residual blocks are built like the 2D ones; other numbers of dates than the one the
-last kernel is made for are chosen or repeated by the protocol; no start from a SEN12MS-CR model and so no frozen phase.
+last kernel is made for are chosen or repeated by the protocol.
 """
 
 from __future__ import annotations
@@ -83,12 +82,11 @@ SYSTEM = System(
     name="crtsnet",
     title="CR-TS Net",
     year=2022,
+    loss="L1",
     config=CrTsNetConfig,
     network=CrTsNet,
-    paper_parameters=38.47,
-    paper_gmacs=7602.97,
+    printed=(38.47, 7602.97),
     reference="Ebel et al., SEN12MS-CR-TS, IEEE TGRS",
-    capturable=True,
     train=GAN_RECIPE,
     note="Published: the network of each date starts from weights of SEN12MS-CR and is frozen for 100,000 iterations. "
     "Here all weights start at random and learn from the first step.",

@@ -3,8 +3,7 @@
 Published: the per-date extractor of `parts/adversarial.py`; pairs of dates (64 channels) through two stride-2
 convolutions 128, 256; the concatenated 768 maps of 64x64 are 768 tokens of size 4096 in one Conformer block (16 heads
 of 1024, feed-forward x4, convolution kernel 31, dropout 0.1); transposed convolutions 384, 192; 7x7 to 4; tanh. Fixed
-input of 256 pixels: larger images are worked on in such blocks. LSGAN + 100 L1 + mask error + 50 auxiliary L1; AdamW
-5e-4, betas 0.5, 0.999, weight decay 5e-4, cosine, batch 2 to 4.
+input of 256 pixels: larger images are worked on in such blocks. Batches of 2 to 4.
 Chosen here: the Conformer as published (half feed-forwards before and after, attention with learned relative positions
 up to 512 apart, gated convolution of expansion 2, a last norm), no bias in queries, keys and values; see also
 `parts/adversarial.py`. The counts agree with the paper's table. The reference date, if given, comes first.
@@ -194,11 +193,10 @@ SYSTEM = System(
     name="ctgan",
     title="CTGAN",
     year=2022,
+    loss="LSGAN + 100 L1 + MSE of the cloud masks + 50 L1 of the auxiliary images",
     config=CtGanConfig,
     network=CtGan,
-    paper_parameters=642.92,
-    paper_gmacs=632.05,
+    printed=(642.92, 632.05),
     reference="Huang and Wu, ICIP 2022",
-    capturable=True,
     train={**CONFORMER_RECIPE, "crop": 256},
 )

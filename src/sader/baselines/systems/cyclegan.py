@@ -1,8 +1,7 @@
 """CycleGAN (Zhu et al. 2017, "Unpaired Image-to-Image Translation using Cycle-Consistent Adversarial Networks").
 
-Published: two ResNet-9 generators and two PatchGANs; least-squares GAN, cycle weight 10, identity 0.5 (of the
-cycle weight), image pool of 50; the common optimiser. In the benchmark: the stack of cloudy dates to clear, and back.
-The paper counts one generator.
+Published: two ResNet-9 generators and two PatchGANs; an image pool. In the benchmark: the stack of cloudy dates to
+clear, and back. The paper counts one generator.
 Chosen here: instance norm (as published); the two sides differ in channels, so "identity" means that an image of the
 target side, shown in every date, comes out as itself (and a cloudy date as a stack of itself). No pixel of the target
 is compared with the answer: unpaired, as published. Unknown pixels of the target show the generator's own. The
@@ -176,12 +175,13 @@ SYSTEM = System(
     name="cyclegan",
     title="CycleGAN",
     year=2017,
+    loss="LSGAN + 10 L1 of the cycle + 5 L1 of the identity",
     config=CycleGanConfig,
     network=CycleGan,
-    paper_parameters=11.44,
-    paper_gmacs=56.80,
+    printed=(11.44, 56.80),
     reference="Zhu et al., ICCV 2017, arXiv 1703.10593",
     note="The printed 56.80 GMACs are those of 3 bands in and out, with transposed convolutions counted at the size of "
     "their output.",
     train=GAN_RECIPE,
+    capturable=False,
 )

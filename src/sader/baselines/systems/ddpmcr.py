@@ -1,13 +1,11 @@
 """DDPM-CR (Jing et al., Remote Sensing 15(9) 2217, 2023), SIZES ASSUMED: a regression from the features of a DDPM.
 
-Published: a DDPM over the inputs serves as a feature extractor at several scales; a cloud-removal head with
-attention regresses the clear image; the loss joins high- and low-frequency terms and cloud regions. The table has
-445.44 M parameters and 852.37 GMAC. Channels, timesteps, schedule, optimiser: unknown, no public code.
+Published: a DDPM over the inputs serves as a feature extractor at several scales; a cloud-removal head with attention
+regresses the clear image; the loss joins high- and low-frequency terms and cloud regions. The rest is unknown.
 Chosen here, all the rest: the U-Net of `parts/unet.py` (width 128, multipliers 1, 2, 4, 8, 8, one block per level) on
 the stacked dates, predicting their noise, linear schedule of 1000 steps; its decoder features at step 50, all levels; a
 head from coarse to fine of residual blocks with channel and spatial attention, its depths chosen to meet the table's
-count; the dates themselves beside the finest features, since those come from a noised stack. Both parts are trained at
-once, the head on features without gradient; in the publication the diffusion model is trained first.
+count; the dates themselves beside the finest features, since those come from a noised stack.
 """
 
 from __future__ import annotations
@@ -159,13 +157,12 @@ SYSTEM = System(
     name="ddpmcr",
     title="DDPM-CR",
     year=2023,
+    loss="MSE of the noise + L1 of low and of high frequencies + L1 under clouds",
     config=DdpmCrConfig,
     network=DdpmCr,
-    paper_parameters=445.44,
-    paper_gmacs=852.37,
+    printed=(445.44, 852.37),
     assumed=True,
     reference="Jing et al., Remote Sensing 15(9) 2217",
-    capturable=True,
     train={"adam_lr": 1e-4, "schedule": "cosine", "epochs": 200.0, "batch_size": 8},
     simplified="the diffusion model and the removal head are trained at once, the head on features without gradient. "
     "Published: first the diffusion model, then the head. The weights of the loss terms, epochs and rate are assumed.",

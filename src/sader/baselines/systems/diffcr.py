@@ -1,16 +1,12 @@
 """DiffCR (Zou et al., TGRS 2024, arXiv 2308.04417): a fast conditional diffusion that predicts the clear image.
 
-Published: two parallel encoders (noised image with the noise level; each date with shared weights), four
-levels of width 64 to 512, one block each, 1024 in the middle; NAFNet-style block (channel LayerNorm, 1x1 to 2c,
-depthwise 3x3, gate, channel attention by average pool on half of the channels and by max pool on the other half, 1x1,
-zero-initialised scales, gated feed-forward); features of the dates summed and added to the noised branch at each
-level; 2x2 stride-2 conv down, 1x1 and pixel shuffle up, additive skips. Predicts the clear image, MSE. Continuous
-noise level as a 64-d sinusoid and an MLP of 256. Sigmoid schedule, 2000 steps 1e-6 to 0.01 in training, 1000 steps
-1e-4 to 0.09 in sampling; DPM-Solver++ of second order, multistep, 20 steps uniform in time, dynamic thresholding,
-final denoise. Kaiming init, rate 5e-5, no weight decay, batch 8, EMA 0.9999.
-The table prints 22.19 M; the structure counts 22.938 M (RGB, 3 dates). Two things would bring the printed number near:
-22.91 M without norms and scales, with two digits swapped; or 22.18 M without the nine layers that bring the noise level
-into the blocks. The publication does not decide between them, so nothing is left out here.
+Published: two parallel encoders (noised image with the noise level; each date with shared weights), four levels of
+width 64 to 512, one block each, 1024 in the middle; NAFNet-style block (channel LayerNorm, 1x1 to 2c, depthwise 3x3,
+gate, channel attention by average pool on half of the channels and by max pool on the other half, 1x1, zero-initialised
+scales, gated feed-forward); features of the dates summed and added to the noised branch at each level; 2x2 stride-2
+conv down, 1x1 and pixel shuffle up, additive skips. Predicts the clear image. Continuous noise level as a 64-d sinusoid
+and an MLP of 256. Sigmoid schedule, 2000 steps 1e-6 to 0.01 in training, 1000 steps 1e-4 to 0.09 in sampling;
+DPM-Solver++ of second order, multistep, 20 steps uniform in time, dynamic thresholding, final denoise. Kaiming init.
 Chosen here: the embedding enters as one shift per block (this gives the count), before the first 1x1; the sinusoid is
 taken of 1000 times the level; the sum over dates is scaled to three of them where there are more or fewer, so that its
 size is the one learned; the thresholding takes the 99.5 % quantile; the condition's encoder runs once per sample;
@@ -236,14 +232,13 @@ SYSTEM = System(
     name="diffcr",
     title="DiffCR",
     year=2024,
+    loss="MSE of the clear image",
     config=DiffCRConfig,
     network=DiffCR,
-    paper_parameters=22.19,
-    paper_gmacs=45.86,
+    printed=(22.19, 45.86),
     reference="Zou et al., DiffCR, IEEE TGRS, arXiv 2308.04417",
     note="3.4 % above the printed 22.19 M: the published structure counts 22.94 M. Without norms and scales it is "
     "22.91 M (22.19 with two digits swapped), without the layers that bring in the noise level 22.18 M; no fact "
     "decides.",
-    capturable=True,
     train={"adam_lr": 5e-5, "schedule": "constant", "ema_decay": 0.9999, "epochs": 3000.0, "batch_size": 8},
 )

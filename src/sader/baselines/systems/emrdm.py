@@ -1,11 +1,10 @@
 """EMRDM (Liu et al., CVPR 2025, arXiv 2503.23717): mean-reverting diffusion with an hourglass transformer.
 
-Published: the process, preconditioning, noise density and Euler sampler that SADER took over
-(`diffusion.py` is used unchanged), alpha 1, sigma 0.001 to 100, 5 steps, no churn; loss: squared
-error over c_out^2. Network: patch 4, widths 256, 512, 768, depths 2, 2, 16, feed-forward 512, 1024, 1536;
-neighbourhood attention 7x7 on two levels, global on the third, heads of 64; weights shared by the dates, L-TAE fusion
-(16 heads, d_k 48, grouped) collapses time; in: noised bands and the date's bands, auxiliary ones among them. Rate
-1e-4, EMA. 148,878,322 parameters (RGB and NIR in, RGB out), which the sizes below meet exactly.
+Published: the process, preconditioning, noise density and Euler sampler that SADER took over (`diffusion.py` is used
+unchanged), alpha 1, sigma 0.001 to 100, 5 steps, no churn. Network: patch 4, widths 256, 512, 768, depths 2, 2, 16,
+feed-forward 512, 1024, 1536; neighbourhood attention 7x7 on two levels, global on the third, heads of 64; weights
+shared by the dates, L-TAE fusion (16 heads, d_k 48, grouped) collapses time; in: noised bands and the date's bands,
+auxiliary ones among them. 148,878,322 parameters (RGB and NIR in, RGB out), which the sizes below meet exactly.
 Chosen here: cosine attention with a learned temperature and rotary positions (relative, so that tiles agree), RMS norms
 scaled by the noise level, a mapping network of two gated layers 768 / 2304, skips joined by a learned interpolation;
 the dates are fused before the middle and, for the skips, at each level; the L-TAE's query is the mean over the dates,
@@ -327,12 +326,11 @@ SYSTEM = System(
     name="emrdm",
     title="EMRDM",
     year=2025,
+    loss="MSE / c_out^2",
     config=EmrdmConfig,
     network=Emrdm,
-    paper_parameters=148.88,
-    paper_gmacs=74.39,
+    printed=(148.88, 74.39),
     reference="Liu et al., EMRDM, CVPR, arXiv 2503.23717",
-    capturable=True,
     train={"optimizer": "adamw", "adam_lr": 1e-4, "schedule": "constant", "ema_decay": 0.9999, "epochs": 1000.0,
-           "batch_size": 4},
+           "batch_size": 4, "weight_decay": 0.01},
 )  # fmt: skip

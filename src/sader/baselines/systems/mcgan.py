@@ -1,9 +1,9 @@
 """McGAN (Enomoto et al. 2017, "Filmy Cloud Removal on Satellite Imagery with Multispectral Conditional GANs").
 
-Published: 3x3 convolution to 64; seven stride-2 4x4 convolutions 128, 256, 512 x5 (batch norm, LeakyReLU 0.2);
-seven 4x4 transposed convolutions back with skip concatenation (batch norm, ReLU, dropout on the first three); 3x3
-convolution out. Discriminator: stride-2 stems of 32 channels for condition and image, concatenated, then 128, 256, 512,
-3x3 to 1. L1 x 100 + adversarial; Adam 2e-4, beta1 0.5, batch 1. The benchmark stacks 3 dates x 4 bands.
+Published: 3x3 convolution to 64; seven stride-2 4x4 convolutions 128, 256, 512 x5 (batch norm, LeakyReLU 0.2); seven
+4x4 transposed convolutions back with skip concatenation (batch norm, ReLU, dropout on the first three); 3x3 convolution
+out. Discriminator: stride-2 stems of 32 channels for condition and image, concatenated, then 128, 256, 512, 3x3 to 1.
+The benchmark stacks 3 dates x 4 bands.
 Chosen here: tanh at the end; no cloud mask as a further output; dropout 0.5; four bands out (54.422 M is 12 in, 3 out);
 4x4 kernels with stride 2 in the discriminator's body; the reference date, if given, comes first.
 """
@@ -114,11 +114,10 @@ SYSTEM = System(
     name="mcgan",
     title="McGAN",
     year=2017,
+    loss="vanilla GAN + 100 L1",
     config=McGanConfig,
     network=McGan,
-    paper_parameters=54.42,
-    paper_gmacs=35.88,
+    printed=(54.42, 35.88),
     reference="Enomoto et al., CVPR Workshops 2017, arXiv 1710.04835",
-    capturable=True,
     train={**GAN_RECIPE, "epochs": 300.0, "crop": 256},
 )

@@ -1,7 +1,6 @@
 """Pix2Pix (Isola et al. 2017, "Image-to-Image Translation with Conditional Adversarial Networks"), dates concatenated.
 
-Published: the size of the paper's table means the 9-block ResNet generator, not the U-Net; vanilla conditional
-GAN + 100 L1; 70x70 PatchGAN; the common optimiser (Adam 2e-4, betas 0.5, 0.999), batch 1.
+Published: the size of the paper's table means the 9-block ResNet generator, not the U-Net; 70x70 PatchGAN.
 Chosen here: batch norm and no dropout; four bands in and out (the facts leave 3 or 4 out open); the reference date, if
 given, comes first.
 """
@@ -45,11 +44,10 @@ SYSTEM = System(
     name="pix2pix",
     title="Pix2Pix",
     year=2017,
+    loss="vanilla GAN + 100 L1",
     config=Pix2PixConfig,
     network=Pix2Pix,
-    paper_parameters=11.45,
-    paper_gmacs=29.47,
+    printed=(11.45, 29.47),
     reference="Isola et al., CVPR 2017, arXiv 1611.07004",
-    capturable=True,
     train=GAN_RECIPE,
 )

@@ -3,8 +3,7 @@
 Published: extractor (width 32) and losses of CTGAN (`parts/adversarial.py`); the dates concatenated (96) into a
 multi-scale block: 1x1 to 128, five depthwise stride-2 scales, all pooled to the coarsest and summed, a Conv2Former unit
 (11x11 depthwise modulation, MLP x4, layer scale 1e-6, drop-path 0.1), sigmoid-gated injection back to each scale,
-coarse-to-fine merging with 5x5 injection, 1x1 to 32 plus residual; two more such blocks; 1x1 to 4, tanh. Instance norm
-in place of batch norm. AdamW 5e-4, cosine, batch 4. The paper's table has 3.44 M.
+coarse-to-fine merging with 5x5 injection, 1x1 to 32 plus residual; two more such blocks; 1x1 to 4, tanh; instance norm.
 Chosen here (the facts do not fix them; the count is fitted with the groups): 5x5 depthwise kernels between scales; an
 injection is local * sigmoid(gate) + global with a convolution each, 1x1 at the scales, 5x5 in 8 groups when merging;
 the first block's residual is a 1x1 convolution of the 96 maps; the reference date, if given, comes first.
@@ -166,13 +165,12 @@ SYSTEM = System(
     name="pmaa",
     title="PMAA",
     year=2023,
+    loss="LSGAN + 100 L1 + MSE of the cloud masks + 50 L1 of the auxiliary images",
     config=PmaaConfig,
     network=Pmaa,
-    paper_parameters=3.44,
-    paper_gmacs=92.35,
+    printed=(3.44, 92.35),
     assumed=True,
     reference="Zou et al., ECAI 2023, arXiv 2303.16565",
-    capturable=True,
     train=CONFORMER_RECIPE,
     note="52.5 GMACs of the printed 92.35: 44.4 are the extractor shared with CTGAN; the resolution of the multi-scale "
     "blocks is not published.",

@@ -1,13 +1,12 @@
 """SeqDMs (Zhao et al., Remote Sensing 15(11) 2861, 2023), SIZES ASSUMED: a multi-modal DDPM for any number of dates.
 
-Published: a DDPM of the clear image whose reverse process takes auxiliary modalities (SAR) beside the
-optical date, and a sequential rule of training and inference that handles any number of dates without retraining.
-Sizes, steps, schedule, rate: unknown, no public code; not in the complexity table.
+Published: a DDPM of the clear image whose reverse process takes auxiliary modalities (SAR) beside the optical date, and
+a sequential rule of training and inference that handles any number of dates without retraining. Sizes, steps, schedule,
+rate: unknown, no public code; not in the complexity table.
 Chosen here, all the rest: the U-Net of `parts/unet.py` takes the noised image, one cloudy date and its auxiliary bands,
-and predicts the clear image, not the noise (on a tiny set and the same training the error was a tenth); training shows
-one date of each series, drawn at each step; in sampling the estimates from all dates (where observed) are averaged
-at every step of one reverse chain, so the number and order of the dates are free. Linear schedule of 1000 steps, of
-which a sample takes 50, ancestral; estimates are clipped to [-1, 1].
+and predicts the clear image, not the noise (on a tiny set and the same training the error was a tenth); averaged
+estimates make the number and order of the dates free. Linear schedule of 1000 steps, of which a sample takes 50,
+ancestral; estimates are clipped to [-1, 1].
 """
 
 from __future__ import annotations
@@ -120,13 +119,12 @@ SYSTEM = System(
     name="seqdms",
     title="SeqDMs",
     year=2023,
+    loss="MSE of the clear image",
     config=SeqDMsConfig,
     network=SeqDMs,
-    paper_parameters=None,
-    paper_gmacs=None,
+    printed=(None, None),
     assumed=True,
     reference="Zhao et al., Remote Sensing 15(11) 2861",
-    capturable=True,
     train={"adam_lr": 1e-4, "schedule": "constant", "ema_decay": 0.9999, "epochs": 500.0, "batch_size": 8},
     simplified="the sequential rule of training and inference is not public in detail. Here training shows one date "
     "of each series at a time, and sampling averages the estimates from all dates at each step. Radar is an input only "

@@ -1,11 +1,11 @@
 """STGAN (Sarukkai et al., WACV 2020, "Cloud Removal in Satellite Images Using Spatiotemporal Generative Networks").
 
-Published, the ResNet variant of the tables: a shared 7x7 stem to 64 for each date; the pairs of dates (01, 02,
-12) concatenated to 128; each pair through the same three stride-2 convolutions 256, 512, 1024 and nine residual blocks
+Published, the ResNet variant of the tables: a shared 7x7 stem to 64 for each date; the pairs of dates (01, 02, 12)
+concatenated to 128; each pair through the same three stride-2 convolutions 256, 512, 1024 and nine residual blocks
 (batch norm, dropout 0.5); the three results concatenated to 3072; transposed convolutions 1536, 768, 384; 7x7 out;
-tanh. The discriminator gets all dates and the image. Vanilla GAN + 100 L1; the common optimiser, larger batches.
-Chosen here: 3x3 kernels with reflected edges as in the pix2pix family, no bias before batch norm; batch 4; 70x70
-PatchGAN; the reference date, if given, comes first.
+tanh. The discriminator gets all dates and the image.
+Chosen here: 3x3 kernels with reflected edges as in the pix2pix family, no bias before batch norm; 70x70 PatchGAN; the
+reference date, if given, comes first.
 """
 
 from __future__ import annotations
@@ -84,12 +84,11 @@ SYSTEM = System(
     name="stgan",
     title="STGAN",
     year=2020,
+    loss="vanilla GAN + 100 L1",
     config=StGanConfig,
     network=StGan,
-    paper_parameters=231.93,
-    paper_gmacs=1094.94,
+    printed=(231.93, 1094.94),
     reference="Sarukkai et al., WACV 2020, arXiv 1912.06838",
     note="The printed 1094.94 GMACs count transposed convolutions at the size of their output: 703.2 + 391.4 = 1094.6.",
-    capturable=True,
     train={**GAN_RECIPE, "batch_size": 4},
 )

@@ -1,10 +1,9 @@
 """UnCRtainTS (Ebel et al., CVPRW 2023): temporal attention at low resolution, and a variance beside every value.
 
-Published: 1x1 conv to 128 (GroupNorm 4); one MBConv (expansion 2, reflect-padded depthwise 3x3,
-squeeze-excite 0.25, GELU, pre-norm); max-pool to 32x32 (a factor of 8 at 256 pixels); attention-only L-TAE (16 heads,
-d_model 256, d_k 4) with day offsets; weights upsampled bilinearly, dropout 0.1, grouped weighted sum over time; five
-MBConv at 128 (BatchNorm); 1x1 to means (sigmoid) and variances (softplus). Loss: diagonal Gaussian negative log
-likelihood on data scaled by 10. Adam 1e-3, batch 4, 3 dates. About 0.57 M parameters.
+Published: 1x1 conv to 128 (GroupNorm 4); one MBConv (expansion 2, reflect-padded depthwise 3x3, squeeze-excite 0.25,
+GELU, pre-norm); max-pool to 32x32 (a factor of 8 at 256 pixels); attention-only L-TAE (16 heads, d_model 256, d_k 4)
+with day offsets; weights upsampled bilinearly, dropout 0.1, grouped weighted sum over time; five MBConv at 128
+(BatchNorm); 1x1 to means (sigmoid) and variances (softplus). 3 dates.
 Chosen here: the pooling factor is fixed at 8, so that tiles of any size agree; squeeze-excite is 0.25 of the block's
 own width, without biases (this gives the 0.57 M); dates without known days get no position, which makes the network
 invariant to their order; weights of dates that were not observed at a pixel are dropped and the others rescaled.
@@ -191,11 +190,10 @@ SYSTEM = System(
     name="uncrtaints",
     title="UnCRtainTS",
     year=2023,
+    loss="Gaussian negative log likelihood, diagonal, of the data times 10",
     config=UnCRtainTSConfig,
     network=UnCRtainTS,
-    paper_parameters=0.57,
-    paper_gmacs=37.16,
+    printed=(0.57, 37.16),
     reference="Ebel et al., UnCRtainTS, CVPR EarthVision workshop",
-    capturable=True,
     train={"adam_lr": 1e-3, "schedule": "constant", "ema_decay": 0.0, "epochs": 20.0, "batch_size": 4},
 )

@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 
+from sader.baselines.baseline import BaselineModelConfig
 from sader.checkpoint import read_header
 from sader.config import to_dict
 from sader.data.pack import is_eurosat_ms
@@ -48,8 +49,8 @@ from sader.evaluation.reproduce.training import (
 from sader.evaluation.scoring import Method, load, save
 from sader.files import file_digest, write_atomically
 from sader.inference.remover import CloudRemover, RemoverOptions
-from sader.models import AnyModelConfig
-from sader.training.config import RunConfig, TrainConfig, flat, resolve
+from sader.models import BASELINES, AnyModelConfig, get_system
+from sader.training.config import RunConfig, TrainConfig, flat, in_steps, resolve
 from sader.training.guide import GuideRunConfig, resolve_guide
 
 Notify = Callable[[str], None]
@@ -288,11 +289,13 @@ def dry_run(request: ReproduceRequest) -> list[str]:
         setting = settings[dataset]
         config = resolve(spec.base, run_overrides(setting, spec))
         series = len(training_set(setting)) // config.data.draws if setting.root else paper.TRAINING_SERIES.get(dataset)
-        sampled = [row.name + (f" ({row.steps} steps, guide {row.guide})" if row.steps else "") for row in rows]
+        steps = [f" ({r.steps} steps" + f", guide {r.guide}" * bool(r.guide) + ")" if r.steps else "" for r in rows]
+        sampled = [row.name + text for row, text in zip(rows, steps, strict=True)]
         head = [f"## {setting.label} {spec.name} ({spec.base})", f"rows: {', '.join(sampled)}"]
+        head += [f"loss: {get_system(spec.base).loss}"] if spec.base in BASELINES else []
         speed = training_speed(spec.base, config.model, config.train.batch_size * config.train.accumulate)
         head += _amounts(config.train, series, request.seconds, speed)
-        texts.append("\n".join([*head, *_settings(config)]) + "\n")
+        texts.append("\n".join([*head, *_settings(config, series)]) + "\n")
     return texts + [_guide_text(settings[dataset], kind, bands) for (dataset, kind), bands in guides.items()]
 
 
@@ -303,13 +306,14 @@ def _guide_text(setting: Setting, kind: str, bands: tuple[str, ...]) -> str:
     head = [f"## {setting.label} guide-{kind} ({form})", f"data: {where}"]
     series = EUROSAT_IMAGES if where == EUROSAT else len(training_set(setting)) if setting.root else None
     head += _amounts(config.train, series, setting.request.seconds, None)
-    return "\n".join([*head, *_settings(config)]) + "\n"
+    return "\n".join([*head, *_settings(config, series)]) + "\n"
 
 
 def training_speed(base: str, model: AnyModelConfig, batch: int) -> tuple[float, str]:
     """Return samples per second on `DEVICE` and how the figure was found; batch: samples of a step."""
     if base in MEASURED:
-        how = REMARKS.get(base, "") + (OTHER_NETWORK if model.network != resolve(base).model.network else "")
+        own = model.network == resolve(base).model.network
+        how = ";".join(filter(None, (REMARKS.get(base), "" if own else OTHER_NETWORK)))
         return MEASURED[base], f"{MEASURED[base]:g} samples/s measured on {DEVICE}{how}"
     speed = min(STEPS * batch, MEASURED["sen2_mtc_new"] * GMACS / model_cost(model).gmacs_forward)
     return speed, f"{speed:.1f} samples/s on {DEVICE} ESTIMATED from the GMACs of one forward, not measured"
@@ -333,5 +337,10 @@ def _amounts(
     return [*lines, f"hours: {samples / speed[0] / 3600:.1f} ({speed[1]})"]
 
 
-def _settings(config: RunConfig | GuideRunConfig) -> list[str]:
-    return [f"{key}={json.dumps(value)}" for key, value in flat(to_dict(config)).items()]
+def _settings(config: RunConfig | GuideRunConfig, series: int | None) -> list[str]:
+    """Return the settings that have an effect: baselines have losses of their own, epochs replace the steps."""
+    train = in_steps(config.train, series or 1)
+    unused = ["objective."] * (isinstance(config, RunConfig) and isinstance(config.model, BaselineModelConfig))
+    unused += ["train.muon_lr"] * (train.optimizer != "muon") + ["train.steps"] * bool(train.epochs and not series)
+    settings = flat(to_dict(replace(config, train=train))).items()
+    return [f"{key}={json.dumps(value)}" for key, value in settings if not key.startswith(tuple(unused))]

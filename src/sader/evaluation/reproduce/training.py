@@ -21,6 +21,7 @@ from sader.data.public.registry import DATASETS
 from sader.data.public.splits import RANDOM
 from sader.data.shards import fingerprint
 from sader.errors import ConfigError
+from sader.evaluation.reproduce import published as paper
 from sader.evaluation.reproduce.plans import HERE, PlanRow, RunSpec
 from sader.evaluation.reproduce.setting import EUROSAT, TINY_TRAIN, Setting, digest, tiny_overrides, training_set
 from sader.files import file_digest, locked, write_atomically
@@ -113,8 +114,9 @@ def run_overrides(setting: Setting, spec: RunSpec) -> list[str]:
     if setting.dataset == HERE:
         changes += here_recipe(spec.base)
     else:
-        # As published: the dataset's own series, rotated and mirrored, with nothing added.
-        changes += [*_changes("data.maker", MakerSettings(), MakerSettings.paper()), "train.crop=256", "train.dates=3"]
+        # As published: the dataset's own series with nothing added, those of Sen2_MTC_New rotated and mirrored.
+        maker = MakerSettings.paper(symmetries=setting.dataset == paper.SEN2)
+        changes += [*_changes("data.maker", MakerSettings(), maker), "train.crop=256", "train.dates=3"]
         if RANDOM in DATASETS[setting.dataset].samplers:
             changes.append(f"data.draws={request.draws}")
     if request.tiny:
