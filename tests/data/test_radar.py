@@ -259,6 +259,31 @@ def test_files_and_arrays_with_radar_agree(archive: Path, weights: Path, tmp_pat
     np.testing.assert_allclose(written, image, atol=2e-3)
 
 
+def test_radar_beside_an_infrared_band_of_the_files(archive: Path, shards: Path, tmp_path: Path):
+    """The paper's network for Sen2_MTC_New, whose near infrared is in the dates and whose radar is in `--aux`."""
+    import sader
+
+    changes = [*TINY, "model.network.aux_bands=[B08, VH, VV]"]
+    run = run_training("sen2_mtc_new", tmp_path / "run", data=[str(shards)], overrides=changes, progress=False)
+    remover, files = remover_of(run), scene_files(archive)
+    radar = files[0].replace(".tif", "_s1.tif")
+    sader.remove_files(remover, files, tmp_path / "out.tif", aux=[radar], steps="1", reference="none")
+    stack = []
+    for path in files:
+        with rasterio.open(path) as file:
+            stack.append(file.read().astype(np.float32) / 10000)
+    dates = np.stack(stack)
+    with rasterio.open(radar) as file:
+        vv, vh = (np.broadcast_to(band, dates[:, 3].shape) for band in scale_sar(file.read()))
+    results = {}
+    for name, aux in (("right", (dates[:, 3], vh, vv)), ("swapped", (dates[:, 3], vv, vh))):
+        results[name] = remover.predict(dates[:, [2, 1, 0]], aux=np.stack(aux, axis=1), steps="1").clear
+    with rasterio.open(tmp_path / "out.tif") as file:
+        written = file.read([file.descriptions.index(band) + 1 for band in remover.config.network.bands]) / 10000
+    np.testing.assert_allclose(written, results["right"], atol=2e-3)
+    assert np.abs(written - results["swapped"]).max() > 4e-3
+
+
 def test_wrong_radar_files(archive: Path, weights: Path, tmp_path: Path):
     import sader
 

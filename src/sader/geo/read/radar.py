@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from sader.data.radar import RADAR_BANDS, check_decibel, scale_sar
+from sader.data.radar import RADAR_BANDS, check_decibel, optical_count, scale_sar
 from sader.errors import BandError, ConfigError, DataError
 from sader.geo.grid import Grid
 from sader.geo.read.raster import opened, read_bands, reading
@@ -38,16 +38,19 @@ class RadarSource(WrappedSource):
         object.__setattr__(self, "bands", (*self.source.bands, *RADAR_BANDS))
 
     def read_numbers(self, window: Window, *, bands: Sequence[str], grid: Grid) -> NDArray[Any]:
-        if not set(bands) <= set(RADAR_BANDS):
+        if (optical := optical_count(bands)) == len(bands):
             return self.source.read_numbers(window, bands=bands, grid=grid)
         decibel = read_bands(self.file, self.positions, window, grid=grid, coding=REFLECTANCE)
-        return scale_sar(decibel)[[RADAR_BANDS.index(band) for band in bands]]
+        radar = scale_sar(decibel)[[RADAR_BANDS.index(band) for band in bands[optical:]]]
+        numbers = [self.source.read_numbers(window, bands=bands[:optical], grid=grid)] if optical else []
+        return np.concatenate([*numbers, radar], dtype=np.float32)
 
     def codings(self, bands: Sequence[str]) -> tuple[ValueCoding, ...]:
-        return (REFLECTANCE,) * len(bands) if set(bands) <= set(RADAR_BANDS) else self.source.codings(bands)
+        optical = optical_count(bands)
+        return (*self.source.codings(bands[:optical]), *(REFLECTANCE,) * (len(bands) - optical))
 
     def block_shape(self, bands: Sequence[str], grid: Grid) -> tuple[int, int] | None:
-        return None if set(bands) <= set(RADAR_BANDS) else self.source.block_shape(bands, grid)
+        return None if set(bands) & set(RADAR_BANDS) else self.source.block_shape(bands, grid)
 
     @property
     def paths(self) -> tuple[str, ...]:
