@@ -13,7 +13,7 @@ from sader.cli.main import main
 from sader.data.public.dataset import PublicDataset
 from sader.data.public.images import check_order, read_counts
 from sader.data.public.registry import DATASETS, open_dataset
-from sader.errors import BandError, DataError
+from sader.errors import BandError, DataError, SaderError, ValueRangeError
 from sader.evaluation.reproduce import published as paper
 from sader.evaluation.reproduce.run import run_reproduce
 from sader.evaluation.reproduce.setting import ReproduceRequest, write_data
@@ -106,6 +106,68 @@ def test_another_layout_is_named(tmp_path: Path, sen2: Path):
         opened(sen2.parent)
     with pytest.raises(DataError, match=r"does not exist; expected the folder of allclear.*download it: https://"):
         open_dataset(tmp_path / "none", dataset="allclear", split="test")
+
+
+def test_values_of_eight_bits_are_no_reflectance(sen2: Path):
+    """A preview written with the names of the dataset would otherwise be black."""
+    path = next(sen2.glob("Sen2_MTC/T01AAA/cloudless/*.tif"))
+    with rasterio.open(path) as file:
+        values, profile = file.read(), file.profile
+    with rasterio.open(path, "w", **(profile | {"dtype": "uint8"})) as file:
+        file.write((values // 40).clip(0, 255).astype(np.uint8))
+    with pytest.raises(
+        ValueRangeError, match=rf"{re.escape(str(path))} holds 8-bit values; expected reflectance x 100"
+    ):
+        opened(sen2, "train").check()
+
+
+def test_a_tile_in_two_lists(sen2: Path):
+    """The score of a tile that was trained on would mean nothing."""
+    (sen2 / "test.txt").write_text("T05AAA\nT01AAA\n")
+    with pytest.raises(DataError, match=r"test\.txt and train\.txt share 1 names \(T01AAA\); expected none in two"):
+        opened(sen2)
+    with pytest.raises(DataError, match=r"train\.txt and test\.txt share"):
+        opened(sen2, "train")
+
+
+def test_cloudy_dates_without_their_clear_image_are_reported(sen2: Path):
+    whole = len(opened(sen2))
+    path = sen2 / "Sen2_MTC" / "T05AAA" / "cloudless" / "T05AAA_1.tif"
+    path.unlink()
+    (sen2 / "Sen2_MTC" / "T05AAA" / "cloud" / "._T05AAA_9_0.tif").touch()  # a file of macOS is none of the dataset
+    with pytest.warns(
+        UserWarning, match=rf"1 series in .*T05AAA/cloud have no clear .* {re.escape(str(path))} was pub"
+    ):
+        assert len(opened(sen2)) == whole - 1
+
+
+@pytest.mark.parametrize("damage", ["short", "bands", "order"])
+def test_images_of_the_guide_are_checked_before_anything_is_trained(sen2: Path, tmp_path: Path, damage: str):
+    """They are needed after the network is trained, which takes hours."""
+    images = write_data("eurosat_ms", tmp_path / "eurosat")
+    changed = sorted(images.glob("*/*.tif"))[-1 if damage == "bands" else 0 :]
+    for path in changed if damage != "short" else ():
+        with rasterio.open(path) as file:
+            values, profile = file.read(), file.profile
+        values = values[:4] if damage == "bands" else np.concatenate([values[:8], values[12:], values[8:12]])
+        with rasterio.open(path, "w", **(profile | {"count": len(values)})) as file:
+            file.write(values)
+    texts = {"short": "River_2.tif: it ends after", "bands": "River_2.tif has 4 bands; expected 13",
+             "order": "band 10 has .* of the median brightness; expected cirrus"}  # fmt: skip
+    if damage == "short":
+        cut(images / "River" / "River_2.tif")
+    data = (f"sen2_mtc_new:{sen2}", f"eurosat_ms:{images}")
+    request = ReproduceRequest(("table6",), data=data, only=("mae-guided",), out=tmp_path / "out")
+    with pytest.raises(SaderError, match=texts[damage]):
+        run_reproduce(request)
+    assert not (tmp_path / "out" / "runs").exists()
+
+
+def test_another_folder_as_images_of_the_guide(sen2: Path, tmp_path: Path):
+    for folder, wrong in ((tmp_path / "none", "is no folder"), (sen2, r"holds no CLASS/CLASS_1\.tif")):
+        data = (f"sen2_mtc_new:{sen2}", f"eurosat_ms:{folder}")
+        with pytest.raises(DataError, match=rf"{folder} {wrong}; expected EuroSAT-MS.*Get it at https://"):
+            run_reproduce(ReproduceRequest(("table6",), data=data, out=tmp_path / "out"))
 
 
 def test_a_table_without_its_dataset_says_where_to_get_it(tmp_path: Path, capsys):

@@ -23,7 +23,7 @@ from sader.bands import BANDS_13, BANDS_RGBN, canonical
 from sader.data.batch import CLEAR, UNKNOWN
 from sader.data.labels import MOST_MASKED, is_label_file, label_file, read_labels
 from sader.data.public.dataset import PublicDataset
-from sader.data.public.images import check_counts, opened_tiff, read_bands, read_counts
+from sader.data.public.images import check_counts, check_files, check_order, opened_tiff, read_bands, read_counts
 from sader.data.radar import RADAR_BANDS, check_decibel, radar_counts, scale_sar
 from sader.data.shards import DEFAULT_STEP, SeriesRecord, ShardWriter, split_of
 from sader.errors import BandError, DataError, check_known, did_you_mean, require
@@ -249,6 +249,8 @@ def read_eurosat_ms(folder: str | Path, *, bands: Sequence[str] | None = None) -
     paths = sorted(path for path in Path(folder).glob("*/*.tif") if path.stem.startswith(f"{path.parent.name}_"))
     if not paths:
         raise DataError(f"no CLASS/CLASS_1.tif in {folder}; expected the layout of EuroSAT-MS (13-band GeoTIFFs).")
+    check_files(paths)
+    check_order([read_counts(p, EUROSAT_BANDS)[0] for p in paths[:: len(paths) // 8 + 1]], EUROSAT_BANDS, Path(folder))
     chosen = tuple(name for name in (bands or BANDS_13) if name in EUROSAT_BANDS)
     order = [EUROSAT_BANDS.index(name) for name in chosen]
     for path in paths:

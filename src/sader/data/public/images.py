@@ -57,6 +57,8 @@ def read_counts(path: Path, bands: Sequence[str], *, centre: int | None = None) 
     that many pixels a side. A channel-last TIFF with one page per row is supported.
     """
     values, nodata = _tiff(path, bands, None, centre)
+    if values.dtype == np.uint8:
+        raise ValueRangeError(f"{path} holds 8-bit values; expected reflectance x 10000. Use the files as published.")
     if values.shape[0] != len(bands):
         raise BandError(
             f"{path} has {values.shape[0]} bands; expected {len(bands)}: {', '.join(bands)}. "

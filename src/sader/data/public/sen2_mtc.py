@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import re
+import warnings
 from functools import partial
 from pathlib import Path
 
@@ -67,6 +68,9 @@ def _tile_entries(tile: Path) -> list[Entry]:
     names = [name[:-4] for name in files_in(clear, ".tif")]
     if not names:
         raise DataError(f"{clear} holds no .tif; expected the clear images of the tile. Unpack the tile again.")
+    if orphans := {name.rpartition("_")[0] for name in there if name[-4:] == ".tif" and name[0] != "."} - set(names):
+        text = f"{len(orphans)} series in {cloudy} have no clear image and are left out: {min(orphans)}"
+        warnings.warn(f"{text}. If {clear / min(orphans)}.tif was published, unpack the tile again.", stacklevel=2)
     entries = []
     for name in names:
         dates, target = tuple(cloudy / f"{name}_{date}.tif" for date in range(DATES)), clear / f"{name}.tif"

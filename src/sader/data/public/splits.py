@@ -84,7 +84,13 @@ def folder_list(root: Path, split: str, *, file_names: Sequence[str] | None = No
     wanted = tuple(file_names or (f"{split}.txt",))
     for name in wanted:
         if (root / name).is_file():
-            return SplitList(read_list(root / name), f"{name} of the folder")
+            names = read_list(root / name)
+            for other in sorted({"train.txt", "val.txt", "test.txt"} - {name}):
+                shared = set(names) & set(read_list(root / other)) if (root / other).is_file() else ()
+                if shared:
+                    text = f"{root / name} and {other} share {len(shared)} names ({min(shared)}); expected none in two"
+                    raise DataError(f"{text}. Copy the lists again from the dataset.")
+            return SplitList(names, f"{name} of the folder")
     found = sorted(path.name for path in root.glob("*.txt"))
     raise DataError(
         f"no split file in {root}; expected {' or '.join(wanted)}, found "

@@ -40,6 +40,7 @@ from sader.evaluation.reproduce.setting import (
 from sader.evaluation.reproduce.tables import failure_file, row_folder, write_complexity, write_loss_masks, write_table
 from sader.evaluation.reproduce.training import (
     guide_changes,
+    guide_shards,
     needed_guide,
     run_overrides,
     train_guide,
@@ -93,6 +94,8 @@ def run_reproduce(request: ReproduceRequest, notify: Notify = lambda text: None)
             check_data(setting)
             if any(where is setting and row.run is not None for where, row in work):
                 training_shards(setting)  # an unreadable image fails here once, not in every row
+            if any(where is setting and needed_guide(setting, row) for where, row in work):
+                guide_shards(setting)
         _run_rows(work, outcome, notify)
     for table in tables:
         write = write_loss_masks if table.name == LOSS_MASKS else write_table
@@ -225,7 +228,8 @@ def find_settings(request: ReproduceRequest, tables: Sequence[Table], *, needs_d
     series = [text for text in request.data if not text.startswith(f"{EUROSAT}:")]
     guides = [Path(text.partition(":")[2]) for text in request.data if text.startswith(f"{EUROSAT}:")]
     if guides and not is_eurosat_ms(guides[0]):
-        raise DataError(f"{guides[0]}: no CLASS/CLASS_1.tif; expected EuroSAT-MS (13-band GeoTIFFs). Check --data.")
+        wrong = "holds no CLASS/CLASS_1.tif" if guides[0].is_dir() else "is no folder"
+        raise DataError(f"{guides[0]} {wrong}; expected EuroSAT-MS, 13-band GeoTIFFs. Get it at {EUROSAT_SOURCE}.")
     guide_root = guides[0] if guides else None
     found = {name: Setting(request, name, root=root, guide_root=guide_root) for name, root in map(_parse_data, series)}
     for table in tables:
@@ -270,7 +274,7 @@ GMACS = 361.6
 """One forward of `sen2_mtc_new`, from which the speed of systems that were not measured is estimated."""
 STEPS = 30.0
 """Optimiser steps per second that the estimate does not exceed: launching limits small networks and batches."""
-EUROSAT_IMAGES = 27_000
+EUROSAT_IMAGES, EUROSAT_SOURCE = 27_000, "https://github.com/phelber/EuroSAT"
 
 
 def dry_run(request: ReproduceRequest) -> list[str]:

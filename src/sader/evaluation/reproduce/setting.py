@@ -21,6 +21,7 @@ import numpy as np
 from sader.bands import BANDS_13, BANDS_RGBN
 from sader.data.batch import CLEAR, THICK
 from sader.data.items import Item
+from sader.data.pack import EUROSAT_BANDS
 from sader.data.public.dataset import PublicDataset, ReadOptions
 from sader.data.public.registry import open_dataset, training_sampler
 from sader.data.shards import SeriesRecord, fingerprint, write_shard
@@ -268,7 +269,7 @@ def _write_ts(folder: Path) -> None:
 def _write_eurosat(folder: Path) -> None:
     for seed, name in enumerate(("Forest", "River")):
         for number in (1, 2):
-            image = _series(10 * seed + number, dates=1, bands=BANDS_13, side=64).clear
+            image = _series(10 * seed + number, dates=1, bands=EUROSAT_BANDS, side=64).clear
             _write_tif(folder / name / f"{name}_{number}.tif", image)
 
 
