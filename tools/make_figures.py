@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -176,8 +177,10 @@ def uncertainty() -> None:
     panels = [
         Panel(show(result.clear), "result"),
         Panel(mask_picture(~result.kept), "reconstructed pixels (white)"),
-        Panel(heat_picture(stated, full_scale=0.05), "stated error (yellow: 0.05)"),
-        Panel(error_picture(result.clear, series.clear, bands=series.bands), "true error (yellow: 0.05)"),
+        Panel(heat_picture(stated, full_scale=0.02), "stated error (yellow: 0.02)"),
+        Panel(
+            error_picture(result.clear, series.clear, bands=series.bands, full_scale=0.02), "true error (yellow: 0.02)"
+        ),
     ]
     save("uncertainty", [panels])
 
@@ -205,8 +208,10 @@ def limits() -> None:
     alone = result("one date", series.cloudy[:1], series.cloud_mask[:1])
     three = result("three dates", series.cloudy, series.cloud_mask)
     save("limits_dates", [[alone, three, truth]])
-    save("limits_masks", [[three, result("estimated masks", series.cloudy, None), truth]])
-    save("limits_steps", [[three, result("four steps", series.cloudy, series.cloud_mask, steps=4), truth]])
+    masked = replace(three, caption=three.caption.replace("three dates", "true masks"))
+    stepped = replace(three, caption=three.caption.replace("three dates", "one step"))
+    save("limits_masks", [[masked, result("estimated masks", series.cloudy, None), truth]])
+    save("limits_steps", [[stepped, result("four steps", series.cloudy, series.cloud_mask, steps=4), truth]])
 
 
 def first_page() -> None:
