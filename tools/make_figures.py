@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 import sader
+from sader.checkpoint import shipped_guide
 from sader.data.synthetic.scene import SyntheticSeries, demo_scene
 from sader.demo import demo_scene as real_scene
 from sader.figures.picture import (
@@ -31,9 +32,9 @@ from sader.figures.picture import (
     true_colour,
 )
 from sader.method.diffusion import MeanReverting, sample
-from sader.method.guides import LowPassGuide
+from sader.method.guides import make_guide
 from sader.method.losses import CloudAwareLoss, CloudAwareLossConfig, cloud_thickness
-from sader.method.resampling import Resampler, ResamplerConfig, fuse, outlier_mask
+from sader.method.resampling import Resampler, ResamplerConfig, cloud_cover, fuse, outlier_mask
 from sader.model.blocks import to_model_range, to_reflectance
 
 IMAGES = Path(__file__).parents[1] / "docs" / "images"
@@ -132,24 +133,24 @@ def dates() -> None:
 
 
 def resampling() -> None:
-    """Outliers of the resampling at each step of "4+1", and the fused images."""
-    series = scene()
-    remover = sader.CloudRemover.from_pretrained("sader-s2-rgbn", device="cpu")
-    process = remover.denoiser.config
+    """Outliers of the paper's resampling at each step of "4+1" on the scene of `sader demo`, and the fused images."""
+    series = real_scene()
+    remover = sader.CloudRemover.from_pretrained("sader-paper", device="cpu")
+    process, cloudy = remover.denoiser.config, to_model_range(torch.from_numpy(series.cloudy))[None]
+    cloud = torch.from_numpy(series.cloud_mask)[None].float()
     found: list[tuple[float, Tensor, Tensor]] = []
 
     def watched(previous: Tensor, candidate: Tensor, mean: Tensor, *, noise_mean: float, **given: Any) -> Tensor:
         fused = fuse(previous, candidate, mean, noise_mean=noise_mean, **given)
-        mask = outlier_mask(previous, candidate, mean, threshold=given["config"].threshold)
+        config = given["config"]
+        mask = outlier_mask(
+            previous, candidate, mean, criterion=config.criterion, fraction=given["fraction"], floor=config.floor
+        )
         found.append((noise_mean / process.alpha, mask[0, 0], fused[0]))
         return fused
 
     with torch.inference_mode():
-        condition = remover.denoiser.network.condition(
-            to_model_range(torch.from_numpy(series.cloudy))[None],
-            cloud=torch.from_numpy(series.cloud_mask)[None].float(),
-            reference=torch.tensor([series.reference]),
-        )
+        condition = remover.denoiser.network.condition(cloudy)
         generator = torch.Generator().manual_seed(0)
         sample(
             partial(remover.denoiser, condition=condition),
@@ -158,12 +159,20 @@ def resampling() -> None:
             remover.denoiser.sigmas(4),
             alpha=process.alpha,
             initial=remover.denoiser.initial(condition),
-            correction=Resampler(ResamplerConfig(), LowPassGuide(), present=condition.present, fuse=watched),
+            correction=Resampler(
+                ResamplerConfig.named("paper"),
+                make_guide("mae", bands=len(series.bands), weights=shipped_guide("mae", series.bands)),
+                present=condition.present,
+                cloud_cover=cloud_cover(cloud, torch.ones_like(cloud, dtype=torch.bool)),
+                fuse=watched,
+            ),
         )
     show = colours(series)
-    above = [Panel(mask_picture(mask.numpy()), f"outliers at sigma {level:.3f}") for level, mask, _ in found]
-    below = [Panel(show(to_reflectance(image).numpy()), f"fused, sigma {level:.3f}") for level, _, image in found]
-    save("resampling", [above, below])
+    dates = [Panel(show(image), f"date {number + 1}") for number, image in enumerate(series.cloudy)]
+    dates.append(Panel(show(series.cloudy.mean(axis=0)), "mean of the dates"))
+    above = [Panel(mask_picture(mask.numpy()), f"outliers at sigma {level:.3g}") for level, mask, _ in found]
+    below = [Panel(show(to_reflectance(image).numpy()), f"fused, sigma {level:.3g}") for level, _, image in found]
+    save("resampling", [dates, above, below])
 
 
 def uncertainty() -> None:
