@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import importlib.util
 import json
+import math
 import statistics
 from collections.abc import Sequence
 from pathlib import Path
@@ -61,7 +62,7 @@ def measure(model: str, data: Sequence[Path], *, steps: Sequence[str], mask: str
 
 
 def draw(rows: Sequence[StepRow], title: str) -> Image.Image:
-    """Return the figure: PSNR over seconds per megapixel."""
+    """Return the figure: PSNR over the time relative to the first row."""
     from PIL import Image, ImageDraw, ImageFont
 
     width, height, left, top, right, bottom = 720, 480, 70, 50, 690, 420
@@ -70,24 +71,39 @@ def draw(rows: Sequence[StepRow], title: str) -> Image.Image:
     small, large = ImageFont.load_default(13), ImageFont.load_default(17)
     pen.text((12, 10), title, fill=(0, 0, 0), font=large)
     pen.rectangle((left, top, right, bottom), outline=(0, 0, 0))
-    longest = max(row.seconds for row in rows) * 1.15
-    low, high = min(row.psnr for row in rows), max(row.psnr for row in rows)
-    margin = max(0.15 * (high - low), 0.1)
-    low, high = low - margin, high + margin
-    for tick in range(5):
-        share = tick / 4
-        y, x = bottom - share * (bottom - top), left + share * (right - left)
+    times = [row.seconds / rows[0].seconds for row in rows]  # relative: independent of the machine
+    across = round_ticks(0, max(times) * 1.1)
+    margin = max(0.1 * (max(row.psnr for row in rows) - min(row.psnr for row in rows)), 0.1)
+    up = round_ticks(min(row.psnr for row in rows) - margin, max(row.psnr for row in rows) + margin)
+
+    def place(time: float, psnr: float) -> tuple[float, float]:
+        x = left + (time - across[0]) / (across[-1] - across[0]) * (right - left)
+        return x, bottom - (psnr - up[0]) / (up[-1] - up[0]) * (bottom - top)
+
+    for time in across:
+        x, _ = place(time, up[0])
+        pen.line((x, top, x, bottom), fill=(215, 215, 215))
+        pen.text((x, bottom + 6), f"{time:g}", fill=(0, 0, 0), font=small, anchor="ma")
+    for psnr in up:
+        _, y = place(0, psnr)
         pen.line((left, y, right, y), fill=(215, 215, 215))
-        pen.text((8, y - 7), f"{low + share * (high - low):.2f}", fill=(0, 0, 0), font=small)
-        pen.text((x - 10, bottom + 6), f"{share * longest:.{0 if longest >= 20 else 2}f}", fill=(0, 0, 0), font=small)
-    pen.text((left, bottom + 26), "seconds per megapixel", fill=(0, 0, 0), font=small)
+        pen.text((left - 8, y), f"{psnr:g}", fill=(0, 0, 0), font=small, anchor="rm")
+    pen.rectangle((left, top, right, bottom), outline=(0, 0, 0))
+    unit = "time relative to " + ("one step" if rows[0].steps == "1" else f"steps {rows[0].steps}")
+    pen.text(((left + right) / 2, bottom + 26), unit, fill=(0, 0, 0), font=small, anchor="ma")
     pen.text((left + 6, top + 4), "PSNR dB", fill=(0, 0, 0), font=small)
-    for row in rows:
-        x = left + row.seconds / longest * (right - left)
-        y = bottom - (row.psnr - low) / (high - low) * (bottom - top)
+    for row, time in zip(rows, times, strict=True):
+        x, y = place(time, row.psnr)
         pen.ellipse((x - 5, y - 5, x + 5, y + 5), fill=(30, 90, 170))
-        pen.text((x + 8, y - 8), row.steps, fill=(0, 0, 0), font=small)
+        pen.text((x + 9, y), row.steps, fill=(0, 0, 0), font=small, anchor="lm")
     return figure
+
+
+def round_ticks(low: float, high: float) -> list[float]:
+    """Return four to eight multiples of 1, 2 or 5 times a power of ten that enclose the range."""
+    power = 10.0 ** math.floor(math.log10((high - low) / 5))
+    step = next(factor * power for factor in (1, 2, 5, 10) if factor * power >= (high - low) / 6)
+    return [round(step * k, 9) for k in range(math.floor(low / step), math.ceil(high / step) + 1)]
 
 
 def report(rows: Sequence[StepRow]) -> None:
@@ -122,7 +138,7 @@ def main(arguments: list[str] | None = None) -> list[StepRow]:
     rows = measure(given.model, given.data, steps=given.steps.split(","), mask=given.mask, limit=given.limit)
     report(rows)
     name = Path(given.model).stem if Path(given.model).is_file() else given.model
-    title = f"{name}: quality against time ({'GPU' if on_gpu() else 'CPU'})"
+    title = f"{name}: quality and time of sampling steps ({'GPU' if on_gpu() else 'CPU'})"
     given.out.mkdir(parents=True, exist_ok=True)
     numbers = given.out / "steps_quality.json"
     numbers.write_text(json.dumps({"title": title, "rows": [row._asdict() for row in rows]}, indent=1))
