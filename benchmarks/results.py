@@ -3,6 +3,7 @@
     python benchmarks/results.py predict sader-paper@4+1 sader-paper@4+0 --data triclear
     python benchmarks/results.py predict emrdm=runs/emrdm/model.safetensors --data triclear
     python benchmarks/results.py page --data triclear
+    python benchmarks/results.py figure
 
 `predict` writes WORK/predictions/SET/NAME.npz, one array for each item, on a GPU if there is one. NAME is MODEL,
 MODEL@STEPS, MODEL@STEPS,GUIDE or MODEL@STEPS,START (zero or median). `page` scores these files and the controls as
@@ -12,6 +13,8 @@ MODEL@STEPS, MODEL@STEPS,GUIDE or MODEL@STEPS,START (zero or median). `page` sco
     docs/images/results-{quality,pictures}.jpg
     benchmarks/results/SET/               table.md with tests and costs, items.csv
     benchmarks/results/README.md          learning curve, resampling, guides; resampling.jpg, systems.jpg
+
+`figure` draws docs/images/results-quality.jpg again from benchmarks/results/paper-128/items.csv, without data.
 """
 
 from __future__ import annotations
@@ -39,6 +42,7 @@ from sader.evaluation.methods import RemoverMethod, StoredMethod, make_method, s
 from sader.evaluation.report import Report, table_lines, write_report
 from sader.evaluation.reproduce.setting import digest
 from sader.evaluation.scoring import Method, Results, load, save
+from sader.evaluation.scoring import Row as ScoreRow
 from sader.evaluation.statistics import Comparison, MethodSummary, compare_rows, summarise
 from sader.files import file_digest, write_atomically
 from sader.inference.remover import CloudRemover, RemoverOptions
@@ -325,6 +329,28 @@ def quality_figure(results: Results, file: Path) -> None:
     save_picture(draw_pareto(points, title=title, quality="PSNR dB, bias removed"), file)
 
 
+def figure(given: argparse.Namespace) -> None:
+    """Draw the figure of quality again from the stored scores of every item."""
+    chosen = SETS["paper-128"]
+    with (given.out / "benchmarks" / "results" / chosen.name / "items.csv").open(newline="", encoding="utf-8") as file:
+        lines = list(csv.DictReader(file))
+    rows = [
+        ScoreRow(
+            item=line["item"],
+            group=line["place"],
+            task=chosen.task,
+            method=line["method"],
+            dates=0,  # not stored, and not needed
+            cover=float("nan"),
+            pixels=0,
+            scores={key: float(line[key]) for key in SHOWN},
+        )
+        for line in lines
+    ]
+    found = Results(rows, {name: cost_of(name, {}) for name in dict.fromkeys(line["method"] for line in lines)})
+    quality_figure(on_page(found), given.out / "docs" / "images" / "results-quality.jpg")
+
+
 def pictures_figure(items: Mapping[str, Item], methods: Mapping[str, Method], results: Results, file: Path) -> None:
     """Draw dates, target, results and errors of some items."""
     images = {title_of(name): [method(item) for item in items.values()] for name, method in methods.items()}
@@ -482,6 +508,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     two.add_argument("--pictures", nargs="*", default=PICTURES, help="starts of the names of pictured items")
     two.add_argument("--out", type=Path, default=ROOT, help="folder with docs/ and benchmarks/")
     two.set_defaults(run=page)
+    three = commands.add_parser("figure")
+    three.add_argument("--out", type=Path, default=ROOT, help="folder with docs/ and benchmarks/")
+    three.set_defaults(run=figure)
     given = parser.parse_args(arguments)
     if given.run is page:
         given.weights = dict(text.split("=", 1) for text in given.weights)

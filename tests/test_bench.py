@@ -123,4 +123,7 @@ def test_the_page_of_results_is_made_from_predictions(tmp_path):
     assert (out / "docs" / "images" / "results-quality.jpg").is_file()
     assert (out / "benchmarks" / "results" / "resampling.jpg").is_file()
     assert (out / "benchmarks" / "results" / "systems.jpg").is_file()
+    (out / "docs" / "images" / "results-quality.jpg").unlink()
+    results.main(["figure", "--out", str(out)])
+    assert (out / "docs" / "images" / "results-quality.jpg").is_file()
     assert len((out / "benchmarks" / "results" / "paper-128" / "items.csv").read_text().splitlines()) == 2 * 12 + 1

@@ -28,7 +28,7 @@ from sader.evaluation.evaluate import (
     score_methods,
     shared_bands,
 )
-from sader.evaluation.figures import Point, choose_examples, draw_pareto, pareto_front
+from sader.evaluation.figures import Point, choose_examples, draw_pareto, label_boxes, pareto_front
 from sader.evaluation.methods import RemoverMethod, StoredMethod, store_predictions
 from sader.evaluation.scoring import Row, load, merge, regions, save, score, score_items
 from sader.evaluation.statistics import compare_rows, holm, permutation, wilcoxon
@@ -210,6 +210,16 @@ def test_pareto_front_leaves_out_what_is_beaten():
     assert len(np.unique(figure.reshape(-1, 3), axis=0)) > 5
     with pytest.raises(DataError, match="no method has a finite quality"):
         draw_pareto([Point("x", float("nan"), 1, 1)], title="t")
+
+
+def test_labels_of_marks_at_one_place_do_not_overlap():
+    marks = [(180.0, 50.0 + k, 6.0) for k in range(5)]
+    taken = [(x - r, y - r, x + r, y + r) for x, y, r in marks]
+    boxes = label_boxes(marks, [60.0] * 5, (0.0, 0.0, 200.0, 200.0), taken)
+    assert all(left >= 0 and top >= 0 and right <= 200 and below <= 200 for left, top, right, below in boxes)
+    for number, (left, top, right, below) in enumerate(boxes):
+        for a, b, c, d in [*boxes[:number], *taken]:
+            assert right <= a or c <= left or below <= b or d <= top
 
 
 def test_examples_are_spread_and_the_same_for_every_method(items: list[Item]):

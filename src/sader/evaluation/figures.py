@@ -136,6 +136,8 @@ _COLOURS = (
 )  # fmt: skip
 _GREY = (205, 205, 205)
 _PALE = (165, 150, 180)
+Box = tuple[float, float, float, float]
+"""Left, top, right, bottom in pixels."""
 
 
 @dataclass(frozen=True)
@@ -166,31 +168,23 @@ def pareto_front(points: Sequence[Point], *, cost: str = "parameters") -> list[P
 
 
 def draw_pareto(
-    points: Sequence[Point], *, title: str, quality: str = "PSNR dB", size: tuple[int, int] = (620, 520)
+    points: Sequence[Point], *, title: str, quality: str = "PSNR dB", size: tuple[int, int] = (680, 500)
 ) -> Image.Image:
     """Return the figure: left quality over parameters, right quality over GMACs of a sample (both logarithmic)."""
     from PIL import Image, ImageDraw, ImageFont
 
     from sader.figures.picture import BACKGROUND, INK
 
-    shown = [point for point in points if math.isfinite(point.quality)]
+    shown = sorted((p for p in points if math.isfinite(p.quality)), key=lambda point: -point.quality)
     if not shown:
         raise DataError("no method has a finite quality to draw; expected at least one scored method.")
     width, height = size
-    line, legend = 20, 8 + 20 * math.ceil(len(shown) / 4)
-    figure = Image.new("RGB", (2 * width, height + 40 + legend), BACKGROUND)
+    figure = Image.new("RGB", (2 * width, height), BACKGROUND)
     draw = ImageDraw.Draw(figure)
-    small, large = ImageFont.load_default(13), ImageFont.load_default(18)
-    draw.text((12, 8), title, fill=INK, font=large)
+    draw.text((12, 8), title, fill=INK, font=ImageFont.load_default(18))
     colours = {point.name: _COLOURS[k % len(_COLOURS)] for k, point in enumerate(shown)}
     for left, cost, label in ((0, "parameters", "parameters, millions"), (width, "gmacs", "GMAC per sample")):
         _plot(draw, shown, colours, (left + 62, 46, left + width - 20, height - 10), cost, label, quality)
-    for k, point in enumerate(shown):
-        x, y = 14 + (k % 4) * (2 * width // 4), height + 34 + line * (k // 4)
-        colour = colours[point.name]
-        draw.ellipse((x, y + 3, x + 10, y + 13), fill=None if point.published else colour, outline=colour, width=2)
-        text = f"{k + 1} {point.name}{' (published)' if point.published else ''}: {point.quality:.2f}"
-        draw.text((x + 16, y), text[:48], fill=INK, font=small)
     return figure
 
 
@@ -229,7 +223,7 @@ def _plot(
     for tick in _ticks(low, high):
         x = left + (math.log10(tick) - low) / (high - low) * (right - left)
         draw.line((x, top, x, bottom - 34), fill=_GREY)
-        draw.text((x - 8, bottom - 32), f"{tick:g}", fill=INK, font=small)
+        draw.text((x, bottom - 32), f"{tick:g}", fill=INK, font=small, anchor="ma")
     for value in np.arange(bottom_value, top_value + step / 2, step):
         y = bottom - 34 - (value - bottom_value) / (top_value - bottom_value) * (bottom - 34 - top)
         draw.line((left, y, right, y), fill=_GREY)
@@ -238,44 +232,50 @@ def _plot(
     note = "left edge: none" + ("; hollow: of one forward, published" if hollow else "")
     draw.text((left, bottom - 16), f"{label} ({note})", fill=INK, font=small)
     draw.text((left + 4, top + 2), quality, fill=INK, font=small)
+    marks = [(*place(point), 4 + 1.5 * math.log10(1 + max(point.gmacs, 0.0))) for point in points]
+    taken = [(x - r, y - r, x + r, y + r) for x, y, r in marks]
+    taken.append((left, top, left + 8 + small.getlength(quality), top + 18))
     # Two fronts: measured and published systems were trained and counted in different ways.
     for published, ink in ((True, _PALE), (False, FRONT)):
         group = [point for point in points if point.published == published]
         corners = [place(point) for point in pareto_front(group, cost=cost)]
         for start, end in pairwise(corners):
             _dashes(draw, start, end, ink)
-    marks = [(*place(point), 5 + 3 * math.log10(1 + max(point.gmacs, 0.0))) for point in points]
+            taken += [(x, y, x + 2, y + 2) for x, y in np.linspace(start, end, 60)]
+    names = [f"{point.name}{' (published)' if point.published else ''}" for point in points]
+    labels = label_boxes(marks, [small.getlength(name) for name in names], (left, top, right, bottom - 34), taken)
+    for (x, y, r), at in zip(marks, labels, strict=True):
+        ends = (x - r, at[2] + 2) if at[2] < x else (x + r, at[0] - 2)
+        draw.line((ends[0], y, ends[1], (at[1] + at[3]) / 2), fill=(150, 150, 150))
     for point, (x, y, radius) in zip(points, marks, strict=True):
         colour = colours[point.name]
         fill = None if point.published else colour
         draw.ellipse((x - radius, y - radius, x + radius, y + radius), fill=fill, outline=colour, width=2)
-    for k, corner in enumerate(_label_corners(marks)):
-        draw.text(corner, str(k + 1), fill=INK, font=small)
+    for name, corner in zip(names, labels, strict=True):
+        draw.text(corner[:2], name, fill=INK, font=small)
 
 
-def _label_corners(marks: Sequence[tuple[float, float, float]]) -> list[tuple[float, float]]:
-    """Return the upper left corner of each mark's number: the nearest position that overlaps nothing."""
-    wide, high = 15, 14
-    taken = [(x - r, y - r, x + r, y + r) for x, y, r in marks]
-    corners = []
-    for x, y, r in marks:
-        around = [
-            (x + (r + 2 + ring) * right - wide / 2 + wide / 2 * right, y + (r + 7 + ring) * down - high / 2)
-            for ring in (0, 10, 20, 30)
-            for right, down in ((1, 0), (-1, 0), (0, -1), (0, 1), (0.8, -0.8), (0.8, 0.8), (-0.8, -0.8), (-0.8, 0.8))
-        ]
+def label_boxes(
+    marks: Sequence[tuple[float, float, float]], widths: Sequence[float], frame: Box, taken: Sequence[Box]
+) -> list[Box]:
+    """Return the box of each mark's label: beside the mark, moved up or down where it would overlap.
 
-        def overlap(corner: tuple[float, float]) -> float:
-            left, top = corner
-            return sum(
-                max(0.0, min(left + wide, c) - max(left, a)) * max(0.0, min(top + high, d) - max(top, b))
-                for a, b, c, d in taken
-            )
+    marks: centre and radius of each; taken: boxes that labels should not cover, besides each other.
+    """
+    high, boxes = 14, list[Box]()
+    for (x, y, r), wide in zip(marks, widths, strict=True):
+        lefts = (x + r + 4, x - r - 4 - wide, x + r + 24, x - r - 24 - wide)
+        shifts = [shift * sign for shift in range(0, 160, 4) for sign in (1, -1)]
+        around = [(left, y + by - high / 2, left + wide, y + by + high / 2) for by in shifts for left in lefts]
+        covered = _shared(around, [*taken, *boxes]).sum(axis=1) - _shared(around, [frame])[:, 0]
+        boxes.append(around[int(np.argmin(covered + np.repeat(np.abs(shifts), len(lefts))))])
+    return boxes
 
-        best = min(around, key=overlap)  # the first of the least covered: positions are in order of distance
-        corners.append(best)
-        taken.append((best[0], best[1], best[0] + wide, best[1] + high))
-    return corners
+
+def _shared(some: Sequence[Box], others: Sequence[Box]) -> np.ndarray:
+    """Return the area (n, m) that each of n boxes has in common with each of m others."""
+    one, other = np.asarray(some)[:, None], np.asarray(others)
+    return np.prod(np.clip(np.minimum(one, other)[..., 2:] - np.maximum(one, other)[..., :2], 0, None), axis=-1)
 
 
 def _ticks(low: float, high: float) -> list[float]:
