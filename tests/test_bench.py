@@ -39,6 +39,13 @@ def test_scripts_import_names_that_exist(folder):
                     assert exists, f"{path.name} imports {name.name} from {node.module}"
 
 
+@pytest.mark.parametrize(
+    ("low", "high", "ticks"), [(33.1, 37.9, [33, 34, 35, 36, 37, 38]), (0, 0.39, [0, 0.1, 0.2, 0.3, 0.4])]
+)
+def test_ticks_are_round_and_enclose_the_range(low, high, ticks):
+    assert script("steps_quality").round_ticks(low, high) == ticks
+
+
 def test_rates_follow_from_the_time():
     row = BenchRow("m", "cpu", "torch", "1", 500, 3, 0.5, 0.0, 1.0)
     assert row.tiles_per_second == 2

@@ -1,6 +1,6 @@
 """Draw the figures of docs/ from the built-in scene and the shipped weights.
 
-Run: python tools/make_figures.py [NAME ...]      (all figures take less than a minute on two cores)
+Run: python tools/make_figures.py [NAME ...]      (all figures take about two minutes on two cores)
 """
 
 from __future__ import annotations

@@ -29,11 +29,9 @@ from sader.figures.picture import (
 )
 
 CLASSICAL = "local_ridge_blend"
-FULL_SCALE = 0.05
-"""Reflectance of the brightest colour of the errors."""
 
 
-def picture(item: Item, method: RemoverMethod) -> Image.Image:
+def picture(item: Item, method: RemoverMethod, *, full_scale: float) -> Image.Image:
     """Return the dates and the true mask above; the result, the classical method, truth and errors below."""
     assert item.reference is not None
     removal = method.predict(item)
@@ -59,11 +57,11 @@ def picture(item: Item, method: RemoverMethod) -> Image.Image:
         result(f"result, {method.mask} masks", removal.clear),
         result(CLASSICAL.replace("_", " "), make_method(CLASSICAL)(item)),
         Panel(draw(truth), "truth"),
-        Panel(error_picture(removal.clear, truth, bands=item.bands, full_scale=FULL_SCALE), "true error"),
-        Panel(heat_picture(stated, full_scale=FULL_SCALE), "stated error"),
+        Panel(error_picture(removal.clear, truth, bands=item.bands, full_scale=full_scale), "true error"),
+        Panel(heat_picture(stated, full_scale=full_scale), "stated error"),
     ]
     above.append(Panel(mask_picture(item.cloud_mask[item.reference]), "true mask (white: hidden)"))
-    note = f"Errors: black 0, pale yellow {FULL_SCALE:g} of reflectance. Grey: no data. PSNR of the hidden pixels."
+    note = f"Errors: black 0, pale yellow {full_scale:g} of reflectance. Grey: no data. PSNR of the hidden pixels."
     return compose([above, below], note=note, panel_width=210)
 
 
@@ -74,6 +72,7 @@ def main() -> None:
     parser.add_argument("--item", action="append", required=True, metavar="NAME=FILE")
     parser.add_argument("--model", default="sader-s2-rgbn")
     parser.add_argument("--mask", default="true", choices=("true", "own"), help="masks given to the model, or its own")
+    parser.add_argument("--full-scale", type=float, default=0.05, help="reflectance of the brightest colour of errors")
     given = parser.parse_args()
     method = make_method(given.model, mask=given.mask)
     assert isinstance(method, RemoverMethod)
@@ -83,7 +82,7 @@ def main() -> None:
         item = next((item for item in items if item.name.startswith(name)), None)
         if item is None:
             parser.error(f"no item starts with {name}; the data has {items[0].name} and {len(items) - 1} others")
-        picture(item, method).save(file, quality=88)
+        picture(item, method, full_scale=given.full_scale).save(file, quality=88)
         print(f"wrote {file}: {Path(file).stat().st_size / 1000:.0f} kB, {item.name}", flush=True)
 
 
