@@ -24,9 +24,8 @@ from torch import Tensor
 
 from sader.checkpoint import find_checkpoint, load_checkpoint
 from sader.inference.accelerate import NEGLIGIBLE, AcceleratedTile, Acceleration
-from sader.inference.inputs import TileInputs
 from sader.inference.noise import NoiseField, NoiseOf
-from sader.inference.tile import SaderTile, TileSettings
+from sader.inference.tile import SaderTile, TileInputs, TileSettings
 from sader.inference.tiling import Window
 from sader.method.diffusion import Denoiser
 from sader.method.guides import make_guide

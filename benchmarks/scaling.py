@@ -17,8 +17,8 @@ from functools import partial
 import torch
 
 from sader.bands import BANDS_13
-from sader.checkpoint import Checkpoint
-from sader.inference.onnx import TileGraph, example_inputs, load_any, make_graph
+from sader.checkpoint import Checkpoint, load_any
+from sader.inference.onnx import TileGraph, example_inputs, make_graph
 from sader.models import build_model, get_preset
 
 WHY = {

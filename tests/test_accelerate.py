@@ -12,11 +12,10 @@ import torch
 from sader.checkpoint import Checkpoint
 from sader.data.synthetic.scene import make_series
 from sader.inference.accelerate import NEGLIGIBLE, AcceleratedTile, Acceleration, accelerated_network
-from sader.inference.inputs import TileInputs
 from sader.inference.noise import NoiseField
 from sader.inference.remover import CloudRemover, RemoverOptions
 from sader.inference.scene import LARGEST_AGREEMENT
-from sader.inference.tile import SaderTile
+from sader.inference.tile import SaderTile, TileInputs
 from sader.inference.tiling import Window
 from sader.models import build_model, get_preset
 

@@ -377,17 +377,17 @@ def test_every_shared_option_is_a_field_of_the_request(command):
     from sader.cli import evaluate, options
     from sader.evaluation.data import DataRequest
     from sader.evaluation.evaluate import EvaluationRequest
-    from sader.geo.remove import RemoveRequest
-    from sader.geo.scene.options import SceneOptions
+    from sader.geo.scene.options import BatchSettings, RemoveRequest, SceneOptions
 
-    groups, requests = {
-        "evaluate": ([evaluate.data_options, evaluate.method_options], [DataRequest, EvaluationRequest]),
+    groups = [inspect.signature(group).parameters for group in (evaluate.data_options, evaluate.method_options)]
+    names, requests = {
+        "evaluate": ([name for group in groups for name in group], [DataRequest, EvaluationRequest]),
         "remove": (
-            [options.reading_options, options.tile_options, options.run_options],
-            [RemoveRequest, SceneOptions],
+            [one.name for one in (*options.READ, *options.RUN)],
+            [RemoveRequest, SceneOptions, BatchSettings],
         ),
     }[command]
-    taken = {name for group in groups for name in inspect.signature(group).parameters}
+    taken = set(names)
     known = {field.name for request in requests for field in dataclasses.fields(request)}
     assert taken <= known
     assert len(taken) > 20

@@ -20,6 +20,7 @@ from sader.checkpoint import Checkpoint, save_checkpoint
 from sader.errors import BandError, CheckpointError, ConfigError, SaderError, ShapeError, ValueRangeError
 from sader.inference.inputs import parse_steps, prepare_series
 from sader.inference.remover import CloudRemover, RemoverOptions
+from sader.inference.scene import whole_inputs
 from sader.models import ModelConfig, build_model, get_preset
 
 TINY = {"widths": (16, 32), "blocks": (1, 1), "fusion_width": 16, "key_width": 8, "emb_width": 16, "kernel": 3}
@@ -342,14 +343,14 @@ def test_pixels_no_date_shows_are_nan(small, paper):
 def test_prepared_series_holds_the_models_zero_where_there_is_nothing(small):
     valid = masks()
     cloudy = np.where(valid[:, None], scene()[:, :3], np.nan)
-    nothing = {"reference": None, "cloud_mask": None, "days": None, "aux": None}
-    series = prepare_series(small.config.network, cloudy, valid=valid, bands=["B08", "B02", "B04"], **nothing)
-    filled = series.cloudy[0].numpy()
+    series = prepare_series(small.config.network, cloudy, valid=valid, bands=["B08", "B02", "B04"])
+    assert series.bands == ("B08", "B02", "B04")
+    inputs = whole_inputs(small, series)
+    filled = inputs.cloudy[0].numpy()
     assert (filled[:, 1] == 0.5).all()  # B03 was not given
     for given, place in ((0, 3), (1, 0), (2, 2)):
         np.testing.assert_array_equal(filled[:, place], np.where(valid, cloudy[:, given], 0.5).astype(np.float32))
-    assert series.band_present.tolist() == [[True, False, True, True]]
-    assert series.output == (3, 0, 2)
+    assert inputs.band_present.tolist() == [[True, False, True, True]]
 
 
 def test_bands_by_name_in_any_order_and_some_missing(small):

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from sader.inference.scene_match import SceneMatch, feather
+from sader.inference.scene_match import Overview, SceneMatch, feather
 from sader.inference.tiling import Window
 
 SIZE, FACTOR = 256, 4
@@ -34,10 +34,8 @@ def look(array: np.ndarray) -> np.ndarray:
 @pytest.fixture(scope="module")
 def matched() -> tuple[np.ndarray, np.ndarray, SceneMatch]:
     cloudy, mask = scene()
-    match = SceneMatch.fit(
-        look(cloudy), valid=np.ones((2, SIZE, SIZE), bool), cloud=look(mask).astype(np.float32), reference=0,
-        factor=FACTOR,
-    )  # fmt: skip
+    overview = Overview(look(cloudy), np.ones((2, SIZE, SIZE), bool), look(mask).astype(np.float32))
+    match = SceneMatch.fit(overview, 0, FACTOR)
     return cloudy, mask, match
 
 
@@ -70,19 +68,15 @@ def test_a_window_is_a_part_of_the_whole(matched):
 def test_dates_in_the_already_matched_are_left_alone():
     cloudy, mask = scene()
     cloudy[1] = (cloudy[1] - 0.03) / 0.8
-    match = SceneMatch.fit(
-        look(cloudy), valid=np.ones((2, SIZE, SIZE), bool), cloud=look(mask).astype(np.float32), reference=0,
-        factor=FACTOR,
-    )  # fmt: skip
+    overview = Overview(look(cloudy), np.ones((2, SIZE, SIZE), bool), look(mask).astype(np.float32))
+    match = SceneMatch.fit(overview, 0, FACTOR)
     assert np.abs(change_of(match, Window(0, 0, 1024, 1024), cloudy)[1]).max() < 1e-4
 
 
 def test_without_a_reference_the_clearest_date_is_the_measure():
     cloudy, mask = scene()
-    match = SceneMatch.fit(
-        look(cloudy), valid=np.ones((2, SIZE, SIZE), bool), cloud=look(mask).astype(np.float32), reference=None,
-        factor=FACTOR,
-    )  # fmt: skip
+    overview = Overview(look(cloudy), np.ones((2, SIZE, SIZE), bool), look(mask).astype(np.float32))
+    match = SceneMatch.fit(overview, None, FACTOR)
     change = change_of(match, Window(0, 0, 100, 100), cloudy[:, :, :100, :100])
     assert not change[1].any()
     assert change[0].any()
@@ -93,7 +87,7 @@ def test_what_nobody_saw_or_knows_does_no_harm():
     valid = np.zeros((2, SIZE, SIZE), bool)
     valid[1] = True
     unknown = np.full((2, SIZE, SIZE), np.nan, np.float32)
-    match = SceneMatch.fit(look(cloudy), valid=valid, cloud=unknown, reference=0, factor=FACTOR)
+    match = SceneMatch.fit(Overview(look(cloudy), valid, unknown), 0, FACTOR)
     assert np.abs(change_of(match, Window(0, 0, 64, 64), cloudy[:, :, :64, :64])).max() < 1e-6
 
 

@@ -21,7 +21,7 @@ from sader.bands import BANDS_RGBN
 from sader.config import to_dict
 from sader.errors import CheckpointError, did_you_mean
 from sader.files import file_digest, write_atomically
-from sader.models import build_model, model_from_dict
+from sader.models import PRESETS, build_model, find_config, model_from_dict
 
 if TYPE_CHECKING:
     from sader.models import AnyModel, AnyModelConfig
@@ -209,6 +209,21 @@ def shipped_guide(name: str, bands: Sequence[str]) -> Path | None:
     """Return the shipped weights of a learned guide for these bands, or None."""
     path = WEIGHTS_DIR / "guides" / "sader-guide-rgbn.safetensors"
     return verified(path) if name == "mae" and tuple(bands) == BANDS_RGBN and path.is_file() else None
+
+
+def untrained(name: str, *, seed: int = 0) -> Checkpoint:
+    """Return the checkpoint of a preset or baseline with random weights."""
+    config = find_config(name)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        return Checkpoint(build_model(config), config, {"trained": False})
+
+
+def load_any(name_or_path: str | Path) -> Checkpoint:
+    """Return the checkpoint of a shipped name, a file or a preset (untrained)."""
+    if str(name_or_path) in PRESETS:
+        return untrained(str(name_or_path))
+    return load_checkpoint(find_checkpoint(name_or_path))
 
 
 def find_checkpoint(name_or_path: str | Path) -> Path:

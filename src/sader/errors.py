@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import difflib
 import importlib
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Sequence
 from types import ModuleType
 
 
@@ -78,6 +78,11 @@ def did_you_mean(word: str, known: Iterable[str]) -> str:
     options = sorted(known)
     near = difflib.get_close_matches(word, options, n=1, cutoff=0.6)
     return f"; did you mean {near[0]}?" if near else f"; known: {', '.join(options)}"
+
+
+def listed(names: Sequence[str], *, most: int = 16) -> str:
+    """Return names with commas between them, and how many are left out."""
+    return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")
 
 
 def check_known(what: str, name: str, known: Collection[str]) -> None:

@@ -12,7 +12,7 @@ import pytest
 
 from sader.errors import BandError, ConfigError, DataError, MissingDependencyError
 from sader.geo.grid import Grid
-from sader.geo.read.masks import BLOCK, DetectorMask, MaskedSource, with_masks
+from sader.geo.read.masks import BLOCK, DetectorMasked, with_masks
 from sader.geo.read.products import product_source
 from sader.geo.read.quality import parse_quality
 from sader.geo.read.raster import BandFile, grid_of
@@ -279,28 +279,30 @@ class Big:
 
 def test_a_detector_does_not_depend_on_the_window():
     source = Big()
-    provider = DetectorMask(spread, ("B04",))
-    whole = MaskedSource(source, provider).read_mask(source.grid.whole, grid=source.grid)
+    masked = DetectorMasked(source, spread, ("B04",))
+    whole = masked.read_mask(source.grid.whole, grid=source.grid)
     data = np.where((np.arange(1100) >= 10)[:, None], source.image, 0)
     np.testing.assert_array_equal(whole, spread(data[None]) & (np.arange(1100) >= 10)[:, None])
     assert source.reads == 6, "blocks, each once"
-    fresh = MaskedSource(Big(), DetectorMask(spread, ("B04",)))
+    fresh = DetectorMasked(Big(), spread, ("B04",))
     windows = [Window(BLOCK - 20, 500, 90, 200), Window(0, 0, 33, 1), Window(1000, 600, 100, 100)] * 3
     with ThreadPoolExecutor(3) as pool:
         parts = list(pool.map(lambda window: fresh.read_mask(window, grid=source.grid), windows))
     for window, part in zip(windows, parts, strict=True):
         np.testing.assert_array_equal(part, whole[window.slices])
-    assert pickle.loads(pickle.dumps(provider)) == provider
+    again = pickle.loads(pickle.dumps(masked))
+    np.testing.assert_array_equal(again.read_mask(windows[0], grid=source.grid), parts[0])
+    assert again.source.reads > source.reads, "the cache stays behind"
 
 
 def test_a_detector_is_not_asked_about_nothing():
     source = Big()
-    provider = DetectorMask(lambda values: pytest.fail("asked"), ("B04",))
+    masked = DetectorMasked(source, lambda values: pytest.fail("asked"), ("B04",))
     source.read = lambda window, *, bands, grid: (
         np.zeros((1, window.height, window.width), np.float32),
         np.zeros((window.height, window.width), bool),
     )
-    assert not provider.mask(source, Window(0, 0, 50, 50), grid=source.grid).any()
+    assert not masked.read_mask(Window(0, 0, 50, 50), grid=source.grid).any()
 
 
 # ------------------------------------------------------------------------------------------------ bits and values

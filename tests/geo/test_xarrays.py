@@ -14,7 +14,7 @@ from sader.errors import BandError, ConfigError, DataError, SaderError, ShapeErr
 from sader.geo.xarray.cube import cube_scene, mask_data, open_cube
 from sader.geo.xarray.lazy import remove_xarray
 from sader.inference.remover import CloudRemover, RemoverOptions
-from sader.inference.scene_match import find_reference
+from sader.inference.scene_match import Overview, find_reference
 from sader.models import build_model, get_preset
 
 xr = pytest.importorskip("xarray")
@@ -160,9 +160,12 @@ def test_days_come_from_the_time_coordinate(remover):
 
 def test_the_reference_may_be_an_index_a_date_or_none(remover):
     names = open_cube(cube(), remover).names
+    valid = np.ones((3, 1, 10), bool)
+    cloud = (np.arange(10) >= np.array([1, 2, 9])[:, None, None]).astype(np.float32)  # clear: 0.1, 0.2, 0.9
+    overview = Overview(np.zeros((3, 1, 1, 10), np.float32), valid, cloud)
 
     def found(wanted, names=names):
-        return find_reference(wanted, names, [None] * 3, [0.1, 0.2, 0.9])
+        return find_reference(wanted, names, overview)
 
     assert found(-1) == 2
     assert found("2022-05-13") == 1

@@ -19,7 +19,7 @@ import typer
 import sader
 from sader.cli.main import app
 from sader.geo.classes import LEGEND
-from sader.geo.scene.options import PROVENANCE_LEGEND
+from sader.geo.scene.cog import PROVENANCE_LEGEND
 
 
 def script(path: Path, body: str) -> Path:

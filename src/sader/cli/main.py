@@ -7,7 +7,6 @@ plain functions that parse, call one function and print. Torch, NumPy and Rich a
 
 from __future__ import annotations
 
-import json
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -86,10 +85,7 @@ def demo(
         from sader.demo import run_demo
 
         report = run_demo(out, model=model, steps=steps, seed=seed, **callbacks)
-    if as_json:
-        print(json.dumps(report.as_dict(), indent=2))
-    else:
-        _print_demo(report)
+    remove.show(report, as_json, _print_demo)
 
 
 def _print_demo(report: DemoReport) -> None:
@@ -135,17 +131,9 @@ def info(
     from sader.evaluation.costs import describe, list_models
 
     if model is None:
-        entries = list_models(baselines=every)
-        if as_json:
-            print(json.dumps([entry.as_dict() for entry in entries], indent=2))
-        else:
-            _print_models(entries, every)
-        return
-    details = describe(model, dates=dates, size=size)
-    if as_json:
-        print(json.dumps(details.as_dict(), indent=2))
+        remove.show(list_models(baselines=every), as_json, lambda entries: _print_models(entries, every))
     else:
-        _print_model(details)
+        remove.show(describe(model, dates=dates, size=size), as_json, _print_model)
 
 
 def _print_models(entries: list[ModelEntry], every: bool) -> None:

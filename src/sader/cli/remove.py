@@ -11,20 +11,9 @@ from typing import Annotated, Any
 
 import typer
 
-from sader.cli.options import (
-    BATCH,
-    TILES,
-    WRITING,
-    AsJson,
-    Device,
-    batch_options,
-    option,
-    reading_options,
-    run_options,
-    takes,
-    tile_options,
-)
+from sader.cli.options import BATCH, READ, RUN, AsJson, Device, declared, option, takes
 from sader.errors import ConfigError, printable
+from sader.geo.scene.options import WRITING, BatchSettings, RemoveRequest
 
 LOG_EVERY = 60.0
 """Seconds between lines about progress where there is no terminal for a bar; SADER_LOG_SECONDS overrides them."""
@@ -33,7 +22,7 @@ app = typer.Typer()
 
 
 @app.command(epilog="Example: sader remove S2_2022-*.tif -o clear.tif --reference 2022-05-13 --preview preview.png")
-@takes(reading_options, tile_options, run_options, batch_options)
+@takes(READ, RUN)
 def remove(
     out: Annotated[
         str, option("GeoTIFF to write (or NAME.zarr); with --scenes a folder or s3://...", None, "--out", "-o")
@@ -57,11 +46,11 @@ def remove(
         from sader.geo.remove import run_remove
 
         done = run_remove(_request({**given, **own}), **callbacks)
-    _print(done, as_json, print_report)
+    _finish(done, as_json, print_report)
 
 
 @app.command(epilog="Example: sader series 2022/ -o clean --nearest 6 --animation clean.gif --point 7.71,46.02")
-@takes(reading_options, tile_options, run_options, batch_options)
+@takes(READ, RUN)
 def series(
     out: Annotated[
         str, option("Folder of GeoTIFFs to write, or NAME.zarr; with --scenes also s3://...", None, "--out", "-o")
@@ -89,45 +78,40 @@ def series(
         done = run_series(
             _request({**given, "out": out}), nearest=nearest, animation=gif, points=tuple(point or ()), **callbacks
         )
-    _print(done, as_json, print_series)
+    _finish(done, as_json, print_series)
 
 
 @app.command(epilog="Example: sader mask S2_2022-*.tif -o masks")
-@takes(reading_options)
+@takes(READ, declared("tile", "overlap"))
 def mask(
     out: Annotated[Path, option("Folder of masks to write, or for one image a GeoTIFF.", None, "--out", "-o")] = Path(
         "masks"
     ),
     as_json: AsJson = False,
     device: Device = None,
-    tile: Annotated[int | None, option("Edge of a tile in pixels; default 512.", TILES)] = None,
-    overlap: Annotated[int | None, option("Pixels shared by neighbouring tiles; default 64.", TILES)] = None,
     **given: Any,
 ) -> None:
     """Classify the pixels of every date: land, thick and thin cloud, shadow, water, snow."""
-    own = {"out": out, "device": device, "tile": tile, "overlap": overlap}
     with _watched_scenes(given, "classifying", resumes=False) as callbacks:
         from sader.geo.classes import run_mask
 
-        done = run_mask(_request({**given, **own}), **callbacks)
-    _print(done, as_json, print_masks)
+        done = run_mask(_request({**given, "out": out, "device": device}), **callbacks)
+    _finish(done, as_json, print_masks)
 
 
-def _request(given: Mapping[str, Any]) -> Any:
-    """Return the `RemoveRequest` of the options of a command."""
-    from sader.geo.remove import RemoveRequest
-
+def _request(given: Mapping[str, Any]) -> RemoveRequest:
+    """Return the request of the options of a command."""
     return RemoveRequest.of({name: value for name, value in given.items() if name not in BATCH})
 
 
 def _run_many(given: Mapping[str, Any], as_json: bool, **series: Any) -> None:
     """Run all scenes of --scenes and print the report; the status is 1 where some failed."""
     with _watched_scenes(given, unit="scenes") as callbacks:
-        from sader.geo.batch.run import BatchSettings, run_batch
+        from sader.geo.batch.run import run_batch
 
         settings = BatchSettings(**{name: given[name] for name in BATCH}, **series)
         done = run_batch(_request(given), settings, **callbacks)
-    _print(done, as_json, lambda report: print(report.as_text()))
+    _finish(done, as_json, lambda report: print(report.as_text()))
     if done.with_status("failed"):
         raise typer.Exit(1)
 
@@ -176,13 +160,19 @@ def watched(work: str = "removing clouds", unit: str = "tiles", *, resumes: bool
             raise
 
 
-def _print(report: Any, as_json: bool, show: Callable[[Any], None]) -> None:
+def show(content: Any, as_json: bool, print_text: Callable[[Any], None]) -> None:
+    """Print a report or a list of them, as JSON or by `print_text`."""
     if as_json:
-        print(json.dumps(report.as_dict(), indent=2))
+        plain = [one.as_dict() for one in content] if isinstance(content, list) else content.as_dict()
+        print(json.dumps(plain, indent=2))
     else:
-        show(report)
-        for path in report.files:
-            print(f"wrote {printable(path)}")
+        print_text(content)
+
+
+def _finish(report: Any, as_json: bool, print_text: Callable[[Any], None]) -> None:
+    show(report, as_json, print_text)
+    for path in () if as_json else report.files:
+        print(f"wrote {printable(path)}")
     sys.stdout.flush()
 
 

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from sader.cli.options import AsJson, Device
+from sader.cli.remove import show
 from sader.errors import check_known
 
 if TYPE_CHECKING:
@@ -115,10 +116,7 @@ def bench(
     """Measure speed and memory on this machine, for each backend and number of steps."""
     backends = None if backend is None else backend.split(",")
     rows = measure(model, steps=steps.split(","), size=size, dates=dates, runs=runs, device=device, backends=backends)
-    if as_json:
-        print(json.dumps([row.as_dict() for row in rows], indent=2))
-    else:
-        print_table(rows)
+    show(rows, as_json, print_table)
 
 
 @dataclass(frozen=True)
@@ -166,8 +164,8 @@ def measure(
 
     model: as for `sader remove`; None = the shipped one. backends: None = all that are installed and suit the device.
     """
+    from sader.checkpoint import load_any
     from sader.data.synthetic.scene import make_series
-    from sader.inference.onnx import load_any
     from sader.inference.remover import BACKENDS, DEFAULT_MODEL, CloudRemover
 
     name = model or DEFAULT_MODEL

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sader.errors import ShapeError
-from sader.figures.picture import Picture, png
+from sader.figures.picture import Panel, Picture, png
 from sader.files import write_atomically
 
 HIDDEN_COLOUR = (230, 97, 1, 150)
@@ -26,16 +26,11 @@ BINS = 64
 
 
 @dataclass(frozen=True)
-class Figure:
-    """One picture of the page."""
+class Figure(Panel):
+    """One picture of the page, with its caption below."""
 
-    picture: Picture
-    """(H, W, 3)"""
-    caption: str
     hidden: NDArray[np.bool_] | None = None
     """(H, W): overlay of the picture that the reader can switch off."""
-    marked: bool = False
-    """Draw a frame: the date that was cleaned."""
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sader.config import NetworkConfig
-from sader.errors import BandError, ConfigError, DataError, require
+from sader.errors import BandError, ConfigError, DataError, listed, require
 from sader.geo.grid import Box, Grid, area_window, bounds_in, crs_of, in_degrees, parse_dates
 from sader.geo.read.raster import crs_text, grid_of, opened, reading
 from sader.geo.stack import DateSource, GeoStack, WrappedSource
@@ -72,8 +72,8 @@ def build_stack(
         notify(f"only one date ({kept[0].name}): no other date shows the ground under its clouds.")
     days: dict[str, list[str]] = {}
     for source in kept:
-        if source.date is not None:
-            days.setdefault(f"{source.date:%Y-%m-%d}", []).append(source.name)
+        if source.day is not None:
+            days.setdefault(source.day, []).append(source.name)
     for day, names in days.items():
         if len(names) > 1:
             notify(
@@ -136,14 +136,13 @@ def cropped(sources: Sequence[DateSource], box: Box, notice: Notice) -> list[Dat
 def in_period(sources: Sequence[DateSource], dates: str) -> list[DateSource]:
     """Return the sources of the days in a period such as 2022-03-01/2022-05-31, both ends included."""
     first, _, last = parse_dates(dates).partition("/")
-    days = {source.name: None if source.date is None else f"{source.date:%Y-%m-%d}" for source in sources}
-    if unknown := next((name for name, day in days.items() if day is None), None):
+    if unknown := next((source.name for source in sources if source.day is None), None):
         raise ConfigError(
             f"--dates needs the date of every input; that of {unknown} is unknown. Name the files instead."
         )
-    found = [source for source in sources if first[:10] <= str(days[source.name]) <= (last or first)[:10]]
+    found = [source for source in sources if first[:10] <= str(source.day) <= (last or first)[:10]]
     if not found:
-        ends = sorted(str(day) for day in days.values())
+        ends = sorted(str(source.day) for source in sources)
         raise DataError(f"none of {len(sources)} dates lies in {dates}; they go from {ends[0]} to {ends[-1]}.")
     return found
 
@@ -157,7 +156,7 @@ def common_bands(
     chosen = tuple(
         band for band in offered if band in network.bands and all(band in source.bands for source in sources)
     )
-    needs, has = ", ".join(network.bands), "; ".join(f"{s.name} has {_few(s.bands)}" for s in sources[:3])
+    needs, has = ", ".join(network.bands), "; ".join(f"{s.name} has {listed(s.bands)}" for s in sources[:3])
     missing = [band for band in network.bands if band not in chosen]
     if not chosen or (missing and network.needs_all_bands):
         raise BandError(
@@ -170,7 +169,7 @@ def common_bands(
         notify(f"{', '.join(missing)} {_be(missing)} {where}; {LESS_RELIABLE}")
     unknown = [band for band in offered if band not in network.bands and band not in network.aux_bands]
     if unknown:
-        notify(f"the model has no {_few(unknown)}: left out of the result, which has {', '.join(chosen)}.")
+        notify(f"the model has no {listed(unknown)}: left out of the result, which has {', '.join(chosen)}.")
     partly = [band for band in offered if band in network.bands and band not in chosen]
     if partly:
         left = f"{', '.join(partly)} {_be(partly)} not in every date"
@@ -236,7 +235,3 @@ def _box(grid: Grid) -> str:
 
 def _be(names: Sequence[str]) -> str:
     return "is" if len(names) == 1 else "are"
-
-
-def _few(names: Sequence[str], most: int = 16) -> str:
-    return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")

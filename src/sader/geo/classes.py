@@ -22,8 +22,8 @@ from sader.errors import ConfigError, OutputError
 from sader.geo.align import LESS_RELIABLE
 from sader.geo.read.masks import CLASSES_TAG
 from sader.geo.remove import ALL_BANDS_MODEL, Loader, RemoveRequest, load_remover, open_files, open_request
-from sader.geo.scene.cog import Layer, RowFile, make_cog, publish_cog, writing
-from sader.geo.scene.options import MASKS, SceneOptions, side_file
+from sader.geo.scene.cog import MASKS, Layer, RowFile, make_cog, publish_cog, side_file, writing
+from sader.geo.scene.options import SceneOptions
 from sader.geo.scene.resume import WorkFolder
 from sader.geo.scene.run import check_folder, check_target, gdal_cache, scene_remover
 from sader.geo.scene.source import StackScene, read_overview

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import os
 import warnings
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -14,7 +14,7 @@ import torch
 
 from sader.bands import BANDS_13, BANDS_RGBN, parse_bands
 from sader.checkpoint import HUB_FILE
-from sader.errors import ConfigError, DataError, OutputError, did_you_mean
+from sader.errors import ConfigError, DataError, OutputError
 from sader.geo.align import build_stack, cropped, find_grid, in_period
 from sader.geo.grid import Box, Grid, area_window, parse_area
 from sader.geo.offset import check_source
@@ -22,7 +22,7 @@ from sader.geo.read.arrays import LoadFunction, source_from
 from sader.geo.read.masks import with_masks
 from sader.geo.read.radar import check_radar, with_radar
 from sader.geo.read.sources import open_sources
-from sader.geo.scene.options import SceneOptions
+from sader.geo.scene.options import RemoveRequest, SceneOptions
 from sader.geo.scene.run import Extras, MakeExecutor, SceneReport, check_output, clear_scene
 from sader.geo.stack import DateSource, GeoStack
 from sader.inference.remover import DEFAULT_MODEL, CloudRemover
@@ -38,75 +38,12 @@ SMALL_TILE = 64
 """Edge in pixels below which the user is warned."""
 
 
-@dataclass(frozen=True)
-class RemoveRequest:
-    """Options of `sader remove`."""
-
-    inputs: tuple[str, ...]
-    out: str
-    options: SceneOptions
-    bands: str | tuple[str, ...] | None = None
-    """A preset, or names, as a text with commas between them."""
-    offset: str | float | None = "auto"
-    scale: float | None = None
-    """Reflectance per count, where that of the file is missing or wrong."""
-    mask: tuple[str, ...] = ()
-    """What `sader.geo.read.masks.with_masks` takes: one word, or files."""
-    mask_values: str | None = None
-    """Values of mask files that count as cloud or shadow, such as "2,4"."""
-    aux: tuple[str, ...] = ()
-    """GeoTIFFs with Sentinel-1 in dB: one for all dates, or one for each."""
-    grid: str | None = None
-    model: str | None = None
-    device: str | None = None
-    preview: str | None = None
-    report: str | None = None
-    """An HTML page about the run; provenance, and uncertainty where it costs nothing, are then written as well."""
-    item: bool = True
-    """Write a STAC item beside the output."""
-    dask: str | None = None
-    stac: str | None = None
-    bbox: str | tuple[Any, ...] | None = None
-    """The area: west,south,east,north in degrees; in Python also a GeoJSON file."""
-    aoi: str | None = None
-    """The area as a GeoJSON file; the box around its shapes counts."""
-    dates: str | None = None
-    collection: str | None = None
-    load: LoadFunction | None = None
-    """Opens files of another kind."""
-
-    @classmethod
-    def of(cls, given: Mapping[str, Any], names: Iterable[str] | None = None) -> RemoveRequest:
-        """Return the request of options by name: those of `SceneOptions` and of this class, or `names` of these."""
-        known = [*(names or cls.__dataclass_fields__), *SceneOptions.__dataclass_fields__]
-        if unknown := [name for name in given if name not in known]:
-            raise ConfigError(f"unknown option {unknown[0]}{did_you_mean(unknown[0], known)}")
-        options = {name: value for name, value in given.items() if name in SceneOptions.__dataclass_fields__}
-        own = {name: _plain(value) for name, value in given.items() if name in cls.__dataclass_fields__}
-        for name in ("inputs", "mask", "aux"):
-            value = own.get(name) or ()
-            own[name] = (value,) if isinstance(value, str) else value
-        return cls(**{**own, "options": SceneOptions(**options)})
-
-    @property
-    def scene_options(self) -> SceneOptions:
-        """The options; the mask "head" is the cloud head of the model as the estimate of masks."""
-        head = [word.strip().lower() for word in self.mask] == ["head"]
-        return replace(self.options, masks="head") if head else self.options
-
-    @property
-    def area(self) -> Box | None:
-        """The area in degrees, if one is given."""
-        if self.bbox is not None and self.aoi is not None:
-            raise ConfigError("--bbox and --aoi both give an area; expected one of them.")
-        given = self.bbox if self.aoi is None else Path(self.aoi)
-        return None if given is None else parse_area(given)
-
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, list | tuple):
-        return tuple(map(str, value))
-    return str(value) if isinstance(value, Path) else value
+def area_of(request: RemoveRequest) -> Box | None:
+    """Return the area of a request in degrees, if one is given."""
+    if request.bbox is not None and request.aoi is not None:
+        raise ConfigError("--bbox and --aoi both give an area; expected one of them.")
+    given = request.bbox if request.aoi is None else Path(request.aoi)
+    return None if given is None else parse_area(given)
 
 
 def run_remove(
@@ -161,7 +98,7 @@ def _stack(request: RemoveRequest, sources: Sequence[DateSource], remover: Cloud
     """Return the dates on the grid of the request, with the bands of the model; notify of doubtful offsets."""
     bands = None if request.bands is None else parse_bands(request.bands)
     grid: str | Grid | None = request.grid
-    if grid is not None and (area := request.area) is not None:
+    if grid is not None and (area := area_of(request)) is not None:
         whole = find_grid(grid, sources[0].grid)
         window = area_window(whole, area)
         grid = whole if window is None else whole.part(window)
@@ -297,7 +234,7 @@ def layer_name(file: str, report: SceneReport, preview: str | None) -> str:
 
 def find_sources(request: RemoveRequest, notify: Notice) -> list[DateSource]:
     """Return the dates of a request: files, folders, products, or a search."""
-    area = request.area
+    area = area_of(request)
     if request.stac is None:
         if request.collection is not None:
             raise ConfigError("--collection without a STAC API to choose from: give its address with --stac.")
@@ -310,7 +247,7 @@ def find_sources(request: RemoveRequest, notify: Notice) -> list[DateSource]:
             )
         found = with_radar(found, request.aux) if request.aux else found
         found = found if area is None else cropped(found, area, notify)
-        found = with_masks(found, _mask(request), values=request.mask_values, notice=notify)
+        found = with_masks(found, request.mask, values=request.mask_values, notice=notify)
         return found if request.dates is None else in_period(found, request.dates)
     if request.aux:
         raise ConfigError("--aux names radar for files that are given; it cannot be used with --stac.")
@@ -323,13 +260,7 @@ def find_sources(request: RemoveRequest, notify: Notice) -> list[DateSource]:
     found = search(
         request.stac, area, request.dates, collection=request.collection, offset=request.offset, notice=notify
     )
-    return with_masks(found, _mask(request), values=request.mask_values, notice=notify)
-
-
-def _mask(request: RemoveRequest) -> str | list[str] | None:
-    if not request.mask:
-        return None
-    return request.mask[0] if len(request.mask) == 1 else list(request.mask)
+    return with_masks(found, request.mask, values=request.mask_values, notice=notify)
 
 
 def choose_model(sources: Sequence[DateSource], bands: str | Sequence[str] | None, notify: Notice) -> str:

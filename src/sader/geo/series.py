@@ -148,7 +148,7 @@ class Series:
     @cached_property
     def targets(self) -> tuple[Path, ...]:
         """One GeoTIFF for each date, named by the day, or by the input where days are unknown or repeated."""
-        days = [None if one.date is None else f"{one.date:%Y-%m-%d}" for one in self.stack.sources]
+        days = [one.day for one in self.stack.sources]
         names = [one.name.replace("\\", "/").replace("/", "_") for one in self.stack.sources]
         stems = [
             day if day is not None and days.count(day) == 1 else f"{Path(name).stem}_clear"
@@ -174,16 +174,14 @@ class Series:
         order = sorted(range(count), key=lambda other: (abs(days[other] - days[date]), other != date, days[other]))
         return sorted(order[: self.nearest + 1])
 
-    def open_part(self, dates: Sequence[int]) -> tuple[StackScene, Overview]:
-        """Return source and overview of some dates."""
+    def open_part(self, part: GeoStack, dates: list[int]) -> tuple[StackScene, Overview]:
+        """Return source and overview of some dates, whose stack is `part`."""
         source, overview = self.opened
         if len(dates) == len(self.stack.sources):
             return source, overview
-        part = replace(self.stack, sources=tuple(self.stack.sources[date] for date in dates))
-        chosen = list(dates)
         return (
             StackScene.of(part, self.remover.config.network.aux_bands),
-            overview_of(part, self.remover, overview.cloudy[chosen], overview.valid[chosen], overview_masks(part)),
+            overview_of(part, self.remover, overview.cloudy[dates], overview.valid[dates], overview_masks(part)),
         )
 
     def run(
@@ -217,7 +215,7 @@ class Series:
             begun = finished or any(resumable(scene.target) for scene, _ in jobs)
             if animation is not None and Path(animation).exists() and not begun and not options.overwrite:
                 raise OutputError(f"{animation} exists. Use --overwrite to replace it, or choose another name.")
-            done = series._clean(finished, progress, notify)
+            done = series._clean([scene for scene, _ in jobs], finished, progress, notify)
         if not done:
             raise OutputError("no date has a valid pixel on the output grid: nothing was written.")
         if self.folder.exists():
@@ -259,18 +257,13 @@ class Series:
         text = f"{len(items)} dates without clouds, written by sader {__version__}"
         return write_collection(self.out / "collection.json", items, text)
 
-    def _part(self, date: int) -> tuple[GeoStack, int, list[int]]:
-        """Return the stack that a date is cleaned with, its index there, and the dates of the whole stack."""
-        dates = self.dates_for(date)
-        part = replace(self.stack, sources=tuple(self.stack.sources[one] for one in dates))
-        return part, dates.index(date), dates
-
     def jobs(self) -> list[tuple[Scene, str]]:
         """Return the scene of each date and the checksum of its job."""
         found = []
         for date, target in enumerate(self.targets):
-            stack, index, _ = self._part(date)
-            scene = prepared(stack, self.remover, replace(self.options, reference=index), target)
+            dates = self.dates_for(date)
+            part = replace(self.stack, sources=tuple(self.stack.sources[one] for one in dates))
+            scene = prepared(part, self.remover, replace(self.options, reference=dates.index(date)), target)
             found.append((scene, job_digest(scene.job())))
         return found
 
@@ -287,9 +280,10 @@ class Series:
                 )
         return found
 
-    def _clean(self, finished: set[int], progress: Progress | None, notify: Notes) -> list[tuple[int, SceneReport]]:
+    def _clean(
+        self, scenes: Sequence[Scene], finished: set[int], progress: Progress | None, notify: Notes
+    ) -> list[tuple[int, SceneReport]]:
         """Return (date, report) of each date that has data."""
-        options = self.options
         if finished:
             notify(f"{len(finished)} of {len(self.targets)} dates are complete from an earlier run")
         tiles = len(
@@ -301,22 +295,21 @@ class Series:
                 progress(before + done, tiles * len(self.targets))
 
         done = []
-        for date, (source, target) in enumerate(zip(self.stack.sources, self.targets, strict=True)):
+        for date, (source, scene) in enumerate(zip(self.stack.sources, scenes, strict=True)):
             complete = date in finished
             if not complete and not self.opened[1].valid[date].any():
                 notify(f"{source.name} has no valid pixel on the output grid; it is left out of the series.")
                 continue
-            stack, index, dates = self._part(date)
             report = clear_scene(
-                stack,
+                scene.stack,
                 self.remover,
-                target,
-                replace(options, reference=index, overwrite=options.overwrite and not complete),
+                scene.target,
+                replace(scene.options, overwrite=self.options.overwrite and not complete),
                 progress=partial(advance, date * tiles),
                 notice=(lambda text: None) if complete else notify,
                 executor=self.executor,
-                extras=self._extras(target),
-                opened=partial(self.open_part, dates),
+                extras=self._extras(scene.target),
+                opened=partial(self.open_part, scene.stack, self.dates_for(date)),
             )
             done.append((date, report))
         return done

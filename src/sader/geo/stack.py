@@ -74,6 +74,11 @@ class DateSource(ABC):
         """(title, address or path) of each acquisition, for the links of a result."""
         return ((self.name, self.paths[0] if self.paths else ""),)
 
+    @property
+    def day(self) -> str | None:
+        """The day of acquisition as YYYY-MM-DD, if known."""
+        return None if self.date is None else f"{self.date:%Y-%m-%d}"
+
     def position(self, band: str) -> int:
         """Return the index of a band."""
         if band not in self.bands:

@@ -21,9 +21,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from sader.inference.inputs import TileInputs
 from sader.inference.noise import NoiseOf
-from sader.inference.tile import SaderTile, TileOutput
+from sader.inference.tile import SaderTile, TileInputs, TileOutput
 from sader.method.diffusion import Denoiser
 from sader.method.resampling import fuse
 from sader.model.blocks import ScalarEmbedding

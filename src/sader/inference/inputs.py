@@ -1,90 +1,26 @@
-"""User inputs of `CloudRemover`: checked, and turned into tensors.
+"""User inputs of `CloudRemover`: checked, and turned into a scene.
 
 Nothing is repaired silently: a value that cannot be reflectance is an error and is not clipped.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, fields, replace
-from typing import Any
+from collections.abc import Sequence
 
 import numpy as np
-import torch
 from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
 
 from sader.bands import canonical
 from sader.config import NetworkConfig
 from sader.errors import BandError, ConfigError, ShapeError, ValueRangeError
+from sader.inference.scene import MISSING, ArrayScene
 from sader.inference.values import HIGHEST, LOWEST
-from sader.model.blocks import reflect_pad
 
 MOST_STEPS = 1000
 """Largest number of sampling steps; the paper uses 4 and 5."""
 MOST_RESAMPLINGS = 63
 """Largest number of resamplings per step (`sader.method.resampling`)."""
-
-
-@dataclass(frozen=True)
-class TileInputs:
-    """A series, or B tiles of one, as tensors in the model's band order."""
-
-    cloudy: Tensor
-    """(B, T, C, H, W) reflectance, 0.5 (the middle of the model's range) for nodata and missing bands."""
-    valid: Tensor
-    """bool (B, T, H, W)"""
-    cloud: Tensor
-    """(B, T, H, W): 1 cloud, 0 clear, NaN unknown."""
-    reference: Tensor
-    """(B,) long, -1 for none."""
-    band_present: Tensor
-    """bool (B, C)"""
-    days: Tensor | None = None
-    """(B, T)"""
-    aux: Tensor | None = None
-    """(B, T, A, H, W)"""
-    change: Tensor | None = None
-    """(B, T, C, H, W): reflectance that the match of the whole scene adds (`sader.inference.scene_match`)."""
-    known_masks: bool = False
-    """Whether `cloud` has no NaN, or nothing depends on it; True leaves the estimate of masks out."""
-    output: tuple[int, ...] = ()
-    """Positions of the user's bands among the model's bands, in the user's order; empty = the model's own."""
-
-    @property
-    def size(self) -> tuple[int, int]:
-        """Height and width."""
-        height, width = self.cloudy.shape[-2:]
-        return height, width
-
-    def padded(self, multiple: int) -> TileInputs:
-        """Return the inputs extended by reflection to a multiple of `multiple` pixels."""
-        height, width = (-(-size // multiple) * multiple for size in self.size)
-        if (height, width) == self.size:
-            return self
-        return self._each(lambda x: reflect_pad(x, height, width) if x.ndim >= 4 else x)
-
-    def to(self, device: torch.device | str) -> TileInputs:
-        """Return the inputs on a device."""
-        return self._each(lambda x: x.to(device))
-
-    @staticmethod
-    def joined(tiles: Sequence[TileInputs]) -> TileInputs:
-        """Return tiles of one size and kind as one batch."""
-        first = tiles[0]
-        if len(tiles) == 1:
-            return first
-        joined: dict[str, Any] = {name: torch.cat([getattr(tile, name) for tile in tiles]) for name in first.tensors()}
-        return replace(first, **joined, known_masks=all(tile.known_masks for tile in tiles))
-
-    def tensors(self) -> dict[str, Tensor]:
-        """Return the fields that are tensors."""
-        values = ((one.name, getattr(self, one.name)) for one in fields(self))
-        return {name: value for name, value in values if isinstance(value, Tensor)}
-
-    def _each(self, change: Callable[[Tensor], Tensor]) -> TileInputs:
-        changed: dict[str, Any] = {name: change(value) for name, value in self.tensors().items()}
-        return replace(self, **changed)
 
 
 def parse_steps(steps: int | str | None, default: tuple[int, int]) -> tuple[int, int]:
@@ -123,8 +59,8 @@ def prepare_series(
     valid: ArrayLike | None = None,
     bands: Sequence[str] | None = None,
     part: bool = False,
-) -> TileInputs:
-    """Return the checked series as a batch of one; arguments as in `CloudRemover.predict`.
+) -> ArrayScene:
+    """Return the checked series; arguments as in `CloudRemover.predict`.
 
     part: the series is one tile of a scene, in which zero reflectance everywhere (deep water) is possible.
     """
@@ -137,23 +73,17 @@ def prepare_series(
         raise ShapeError("cloudy holds no date (T = 0); give at least one.")
     if 0 in array.shape:
         raise ShapeError(f"cloudy is {array.shape}: it holds no pixel. Give (T, C, H, W) with every size at least 1.")
-    positions = _band_positions(network, count, bands)
+    names = _band_names(network, count, bands)
     seen = _valid(valid, array, unmasked)
     _check_range(array, seen, "cloudy", part=part)
-
-    full = np.full((dates, len(network.bands), height, width), 0.5, dtype=np.float32)
-    full[:, list(positions)] = np.where(seen[:, None], array, 0.5)
-    present = np.zeros(len(network.bands), dtype=bool)
-    present[list(positions)] = True
-    return TileInputs(
-        cloudy=torch.from_numpy(full)[None],
-        valid=torch.from_numpy(seen)[None],
-        cloud=torch.from_numpy(_cloud(cloud_mask, (dates, height, width)))[None],
-        reference=torch.tensor([_reference(reference, dates)]),
-        band_present=torch.from_numpy(present)[None],
+    return ArrayScene(
+        cloudy=np.where(seen[:, None], array, np.float32(MISSING)),
+        bands=names,
+        masks=_masks(cloud_mask, (dates, height, width)),
+        valid=seen,
         days=_days(days, dates),
         aux=_aux(aux, network, array.shape, seen),
-        output=positions,
+        reference=_reference(reference, dates),
     )
 
 
@@ -180,7 +110,7 @@ def _number_array(values: ArrayLike, name: str) -> tuple[NDArray[np.float32], ND
     return array.astype(np.float32, copy=False), unmasked
 
 
-def _band_positions(network: NetworkConfig, count: int, bands: Sequence[str] | None) -> tuple[int, ...]:
+def _band_names(network: NetworkConfig, count: int, bands: Sequence[str] | None) -> tuple[str, ...]:
     wanted = network.bands
     if bands is None:
         if count != len(wanted):
@@ -188,7 +118,7 @@ def _band_positions(network: NetworkConfig, count: int, bands: Sequence[str] | N
                 f"cloudy has {count} bands; this model works on {len(wanted)}: {', '.join(wanted)}. "
                 "Select them by name, or pass bands=[...] with the names of yours."
             )
-        return tuple(range(count))
+        return wanted
     if len(bands) != count:
         raise BandError(f"bands names {len(bands)} ({', '.join(bands)}) but cloudy has {count}; give one name each.")
     bands = [band if band in wanted else canonical(band) or band for band in bands]
@@ -201,7 +131,7 @@ def _band_positions(network: NetworkConfig, count: int, bands: Sequence[str] | N
     if len(bands) < len(wanted) and network.needs_all_bands:
         missing = [band for band in wanted if band not in bands]
         raise BandError(f"bands {', '.join(missing)} are missing; this model needs all of {', '.join(wanted)}.")
-    return tuple(wanted.index(band) for band in bands)
+    return tuple(bands)
 
 
 def _valid(
@@ -247,13 +177,13 @@ def _check_range(array: NDArray[np.float32], seen: NDArray[np.bool_], name: str,
         raise ValueRangeError("cloudy is 0 everywhere: that is nodata, not reflectance. Check the files and the bands.")
 
 
-def _cloud(
+def _masks(
     cloud_mask: ArrayLike | Sequence[ArrayLike | None] | None, shape: tuple[int, int, int]
-) -> NDArray[np.float32]:
+) -> list[NDArray[np.bool_] | None]:
     dates, height, width = shape
-    out = np.full(shape, np.nan, dtype=np.float32)
+    found: list[NDArray[np.bool_] | None] = [None] * dates
     if cloud_mask is None:
-        return out
+        return found
     if not isinstance(cloud_mask, Sequence) and np.ndim(cloud_mask) == 0:
         raise ShapeError(f"cloud_mask is {cloud_mask!r}; expected (T, H, W) = {shape}, or a list (None = unknown).")
     if len(cloud_mask) != dates:  # type: ignore[arg-type]
@@ -269,13 +199,13 @@ def _cloud(
                 f"cloud_mask of date {date} holds values other than 0 and 1; expected True = cloud or shadow. "
                 "Turn classes or probabilities into a mask first."
             )
-        out[date] = values
-    return out
+        found[date] = values > 0
+    return found
 
 
-def _reference(reference: int | None, dates: int) -> int:
+def _reference(reference: int | None, dates: int) -> int | None:
     if reference is None:
-        return -1
+        return None
     if isinstance(reference, bool) or not isinstance(reference, int | np.integer):
         raise ConfigError(f"reference is {reference!r}; expected the index of a date (0 to {dates - 1}) or None.")
     if not -dates <= reference < dates:
@@ -283,7 +213,7 @@ def _reference(reference: int | None, dates: int) -> int:
     return int(reference) % dates
 
 
-def _days(days: Sequence[float] | None, dates: int) -> Tensor | None:
+def _days(days: Sequence[float] | None, dates: int) -> tuple[float, ...] | None:
     if days is None:
         return None
     try:
@@ -292,12 +222,12 @@ def _days(days: Sequence[float] | None, dates: int) -> Tensor | None:
         raise ShapeError(f"days is {days!r}; expected one number per date, such as days since the first.") from error
     if values.shape != (dates,) or not np.isfinite(values).all():
         raise ShapeError(f"days is {list(np.ravel(values))}; expected one finite number for each of {dates} dates.")
-    return torch.from_numpy(values - values.min())[None]
+    return tuple((values - values.min()).tolist())
 
 
 def _aux(
     aux: ArrayLike | None, network: NetworkConfig, shape: tuple[int, ...], seen: NDArray[np.bool_]
-) -> Tensor | None:
+) -> NDArray[np.float32] | None:
     if aux is None:
         return None
     if not network.aux_bands:
@@ -316,4 +246,4 @@ def _aux(
         seen = seen & unmasked.all(axis=1)
     if not np.isfinite(array[np.broadcast_to(seen[:, None], array.shape)]).all():
         raise ValueRangeError("aux holds NaN or infinite values; expected numbers scaled to [0, 1].")
-    return torch.from_numpy(np.where(seen[:, None], array, 0.5).astype(np.float32))[None]
+    return np.where(seen[:, None], array, np.float32(MISSING))

@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from typing import TYPE_CHECKING
 
 import torch
@@ -21,14 +21,18 @@ from torch import Tensor, nn
 from sader.checkpoint import WEIGHTS_DIR, verified
 from sader.errors import ConfigError
 from sader.model.blocks import is_exporting, to_model_range
-from sader.model.composite import is_date
+from sader.model.composite import at_date, is_date
 from sader.model.heads import MASK_CLASSES, MaskNetwork, MaskNetworkConfig, band_sources, hidden_probability
 from sader.model.mtcdn import MTCDN
 
 if TYPE_CHECKING:
-    from sader.inference.inputs import TileInputs
+    from sader.inference.tile import TileInputs
 
 MASK_WEIGHTS = WEIGHTS_DIR / "masks" / "sader-masks.safetensors"
+HAZE = ("remove", "keep")
+MASKS = ("network", "head")
+LARGEST_GROWTH = 64
+"""Pixels; the smallest edge of a tile."""
 BESIDE_NODATA = 6
 """Distance in pixels: a pixel this close to both estimated cloud and nodata is a remnant of a removed cloud."""
 STRIP, GAP = 3, 3
@@ -59,16 +63,28 @@ def mask_network(device: torch.device) -> MaskNetwork:
 
 @dataclass(frozen=True)
 class MaskSettings:
-    """How masks are estimated and used."""
+    """How masks are estimated and used; the options of a remover extend it."""
 
-    threshold: float = 0.5
+    cloud_threshold: float = 0.5
     """Probability of cloud or shadow from which an estimated mask hides a pixel."""
-    growth: int = 1
-    """Pixels by which estimated masks are widened."""
-    keep_haze: bool = False
-    """Whether thin cloud and haze count as clear."""
-    own_head: bool = False
-    """Whether the cloud head of the model estimates the masks, not the mask network."""
+    mask_growth: int = 1
+    """Pixels by which estimated masks are widened: the fringe of a cloud costs more quality than lost clear pixels."""
+    haze: str = "remove"
+    """"remove": thin cloud and haze hide a pixel. "keep": they count as clear."""
+    masks: str = "network"
+    """Where no mask is given: "network", the shipped mask network for all bands and models; "head", the cloud head of
+    the model, for models that you trained on masks of your own."""
+
+    def __post_init__(self) -> None:
+        for name, allowed in (("haze", HAZE), ("masks", MASKS)):
+            if getattr(self, name) not in allowed:
+                raise ConfigError(f"{name} is {getattr(self, name)!r}; expected {' or '.join(allowed)}.")
+        if not 0 < self.cloud_threshold < 1:
+            raise ConfigError(
+                f"cloud_threshold is {self.cloud_threshold}; expected a probability between 0 and 1, such as 0.5."
+            )
+        if not 0 <= self.mask_growth <= LARGEST_GROWTH:
+            raise ConfigError(f"mask_growth is {self.mask_growth}; expected 0 to {LARGEST_GROWTH} pixels, such as 2.")
 
 
 class TileMasks(nn.Module):
@@ -98,36 +114,34 @@ class TileMasks(nn.Module):
         it compares with its prediction from the clear pixels of the others: a cloud that is missed there stays. It
         hides no pixel that the mask network calls visible with certainty, and no water.
         """
-        settings, refiner, given = self.settings, self.refiner, inputs.cloud
-        if not settings.own_head:
+        refiner, given, valid = self.refiner, inputs.cloud, inputs.valid
+        own_head, keep_haze = self.settings.masks == "head", self.settings.haze == "keep"
+        used = partial(used_mask, threshold=self.settings.cloud_threshold, growth=self.settings.mask_growth)
+        if not own_head:
             scores = self.class_scores(inputs)
-            hidden = hidden_probability(scores, dim=2, keep_haze=settings.keep_haze)
-            mask = self.used(hidden, inputs.valid, given)
+            hidden = hidden_probability(scores, dim=2, keep_haze=keep_haze)
+            mask = used(hidden, valid, given)
             if refiner is None:
                 return mask
-            decides = is_date(inputs.reference, inputs.valid.shape[1])[:, :, None, None] & given.isnan()
+            decides = is_date(inputs.reference, valid.shape[1])[:, :, None, None] & given.isnan()
             given = mask.masked_fill(decides, torch.nan)
             water = scores.float().softmax(dim=2).select(2, MASK_CLASSES.index("water"))
             surely_visible = (grown(hidden, AROUND) < SURE) | (water > WATER)
         elif refiner is None:
             raise ConfigError("masks is 'head', but this model has no cloud head. Use masks='network'.")
-        use = inputs.valid[:, :, None] & inputs.band_present[:, None, :, None, None]
+        use = valid[:, :, None] & inputs.band_present[:, None, :, None, None]
         probability = refiner.cloud_estimate(
             to_model_range(inputs.cloudy).masked_fill(~use, 0.0),
-            inputs.valid,
+            valid,
             inputs.band_present,
             given=given,
             reference=inputs.reference,
-            only_reference=not settings.own_head,
-            keep_haze=settings.keep_haze,
+            only_reference=not own_head,
+            keep_haze=keep_haze,
         )
-        if not settings.own_head:
+        if not own_head:
             probability = probability.masked_fill(surely_visible, 0.0)
-        return self.used(probability, inputs.valid, given)
-
-    def used(self, probability: Tensor, valid: Tensor, given: Tensor) -> Tensor:
-        """Return `used_mask` with the settings."""
-        return used_mask(probability, valid, given, threshold=self.settings.threshold, growth=self.settings.growth)
+        return used(probability, valid, given)
 
 
 def used_mask(probability: Tensor, valid: Tensor, given: Tensor, *, threshold: float, growth: int) -> Tensor:
@@ -171,8 +185,7 @@ def leading_date(
     The reference date leads, except in tiles where it shows less than the share `least` clearly: there -1 selects the
     clearest date. The second result is bool (B, H, W), False throughout in tiles led by the reference date.
     """
-    rows = torch.arange(reference.shape[0], device=reference.device)
     date = reference.clamp(min=0)
-    clear = (cloud[rows, date] < threshold) & valid[rows, date]
+    clear = (at_date(cloud, date) < threshold) & at_date(valid, date)
     hidden = (reference >= 0) & (clear.float().mean(dim=(-2, -1)) < least)
     return torch.where(hidden, -1, reference), clear & hidden[:, None, None]

@@ -22,15 +22,14 @@ import torch
 from torch import Tensor, nn
 
 from sader._version import __version__
-from sader.checkpoint import Checkpoint, find_checkpoint, load_checkpoint
+from sader.checkpoint import Checkpoint, load_any
 from sader.errors import ConfigError, OutputError, check_known, require
-from sader.inference.inputs import TileInputs
 from sader.inference.noise import NoiseOf
-from sader.inference.tile import SaderTile, TileOutput, TileSettings
+from sader.inference.tile import SaderTile, TileInputs, TileOutput, TileSettings
 from sader.method.diffusion import Denoiser
 from sader.model.heads import MaskNetworkConfig
 from sader.model.matching import CELL
-from sader.models import PRESETS, ModelConfig, build_model, get_preset
+from sader.models import ModelConfig
 
 Format = Literal["onnx", "torch-export"]
 FORMATS = ("onnx", "torch-export")
@@ -71,16 +70,6 @@ def export_model(
         with suppress(OSError):
             partial.unlink()
     return facts
-
-
-def load_any(name_or_path: str | Path) -> Checkpoint:
-    """Return the checkpoint of a shipped name, a file or a preset (untrained)."""
-    if str(name_or_path) in PRESETS:
-        config = get_preset(str(name_or_path))
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(0)
-            return Checkpoint(build_model(config).eval(), config, {"trained": False})
-    return load_checkpoint(find_checkpoint(name_or_path))
 
 
 class TileGraph(nn.Module):

@@ -22,22 +22,30 @@ from numpy.typing import ArrayLike, NDArray
 from safetensors.torch import load, save
 from torch import Tensor
 
-from sader.checkpoint import Checkpoint, fill_model, find_checkpoint, load_checkpoint, shipped_guide
+from sader.checkpoint import Checkpoint, fill_model, find_checkpoint, load_checkpoint, shipped_guide, untrained
 from sader.errors import CheckpointError, ConfigError, check_known, did_you_mean
-from sader.inference.inputs import TileInputs, check_whole_number, parse_steps, prepare_series
+from sader.inference.inputs import check_whole_number, parse_steps, prepare_series
 from sader.inference.masks import MaskSettings, TileMasks, mask_network
 from sader.inference.noise import NoiseField, NoiseOf, sample_seeds
-from sader.inference.scene import ArrayScene, ArraySink, ScenePlan, computed_once, local_executor, run_rows
-from sader.inference.tile import BaselineTile, RawTiles, SaderTile, Tile, TileOutput, TileSettings, feathered
+from sader.inference.scene import (
+    ArrayScene,
+    ArraySink,
+    ScenePlan,
+    computed_once,
+    local_executor,
+    run_rows,
+    whole_inputs,
+)
+from sader.inference.tile import BaselineTile, SaderTile, Tile, TileInputs, TileOutput, TileSettings, feathered
 from sader.inference.tiling import Progress, Window
-from sader.inference.values import MOST_SOURCES
+from sader.inference.values import MOST_SOURCES, to_device
 from sader.method.diffusion import Denoiser, Solver
 from sader.method.guides import GUIDES, make_guide
 from sader.method.resampling import RESAMPLINGS
 from sader.model.blocks import to_model_range
 from sader.model.heads import MaskNetworkConfig
 from sader.model.matching import match_dates
-from sader.models import ModelConfig, build_model, find_config
+from sader.models import ModelConfig, build_model
 
 if TYPE_CHECKING:
     from sader.method.resampling import Guide
@@ -47,17 +55,13 @@ __all__ = ["DEFAULT_MODEL", "CloudRemover", "Removal", "RemoverOptions"]
 
 DEFAULT_MODEL = "sader-s2-rgbn"
 BACKENDS = ("torch", "accelerated", "onnx")
-HAZE = ("remove", "keep")
-MASKS = ("network", "head")
-LARGEST_GROWTH = 64
-"""Pixels; the smallest edge of a tile."""
 _MOST_UNPICKLED = 2
 _unpickled: dict[str, CloudRemover] = {}
 _lock = threading.Lock()
 
 
 @dataclass(frozen=True)
-class RemoverOptions:
+class RemoverOptions(MaskSettings):
     """Tiling, sampling, masks and backend of a remover."""
 
     tile: int = 512
@@ -76,21 +80,12 @@ class RemoverOptions:
     """Guide of the resampling; None = the checkpoint's own."""
     guide_weights: str | None = None
     """File with the weights of a learned guide (sader pretrain-guide); None = the shipped ones, where they exist."""
-    cloud_threshold: float = 0.5
-    """Probability of cloud or shadow from which an estimated mask hides a pixel."""
-    mask_growth: int = 1
-    """Pixels by which estimated masks are widened: the fringe of a cloud costs more quality than lost clear pixels."""
-    haze: str = "remove"
-    """"remove": thin cloud and haze hide a pixel. "keep": they count as clear."""
     min_count: int = 0
     """Dates that must show a reconstructed pixel clearly; with fewer it is nodata. 0: none is, and pixels that no
     date shows are filled from their surroundings."""
     max_uncertainty: float | None = None
     """Largest expected error of a reconstructed pixel, in reflectance, in any band; above it becomes nodata. None: none
     does."""
-    masks: str = "network"
-    """Where no mask is given: "network", the shipped mask network for all bands and models; "head", the cloud head of
-    the model, for models that you trained on masks of your own."""
     backend: str = "torch"
     """"torch": PyTorch in float32. "accelerated": half precision where the GPU or CPU has it (`inference.accelerate`).
     "onnx": ONNX Runtime on the CPU, within 1e-4 of "torch"."""
@@ -105,15 +100,7 @@ class RemoverOptions:
         for what, name, known in (("resampling", self.resampling, RESAMPLINGS), ("guide", self.guide, GUIDES)):
             if name is not None and name not in known:
                 raise ConfigError(f"unknown {what} {name!r}{did_you_mean(name, known)}")
-        for name, allowed in (("haze", HAZE), ("masks", MASKS)):
-            if getattr(self, name) not in allowed:
-                raise ConfigError(f"{name} is {getattr(self, name)!r}; expected {' or '.join(allowed)}.")
-        if not 0 < self.cloud_threshold < 1:
-            raise ConfigError(
-                f"cloud_threshold is {self.cloud_threshold}; expected a probability between 0 and 1, such as 0.5."
-            )
-        if not 0 <= self.mask_growth <= LARGEST_GROWTH:
-            raise ConfigError(f"mask_growth is {self.mask_growth}; expected 0 to {LARGEST_GROWTH} pixels, such as 2.")
+        super().__post_init__()
         if self.min_count < 0:
             raise ConfigError(f"min_count is {self.min_count}; expected 0 or more clear dates, such as 1.")
         if self.max_uncertainty is not None and not self.max_uncertainty > 0:
@@ -177,11 +164,7 @@ class CloudRemover:
     @classmethod
     def from_preset(cls, name: str, *, seed: int = 0, **kwargs: Any) -> CloudRemover:
         """Return an UNTRAINED remover of a preset or baseline, with random weights."""
-        config = find_config(name)
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(seed)
-            model = build_model(config)
-        return cls(Checkpoint(model, config, {"trained": False}), **kwargs)
+        return cls(untrained(name, seed=seed), **kwargs)
 
     def with_options(self, **changes: Any) -> CloudRemover:
         """Return a remover with the same model and other `RemoverOptions`; this one where nothing changes."""
@@ -325,33 +308,17 @@ class CloudRemover:
             raise ConfigError(
                 "max_uncertainty needs an expected error, which this model does not state: use samples=4."
             )
-        inputs = prepare_series(self.config.network, cloudy, **series)
-        scene = ArrayScene.of(inputs, self.bands)
-        date = int(inputs.reference[0])
-        chosen = None if date < 0 else date
-        match = None
+        scene = prepare_series(self.config.network, cloudy, **series)
+        chosen, match = scene.reference, None
         if max(scene.shape) > self.tile_size and len(scene.cloudy) > 1 and self.matches_dates:
             match = scene.overview(self).match(self, chosen, scene.shape)
         clouds: tuple[int, ...] = () if chosen is None else (chosen,)
         if self.matches_dates or self.options.min_count:
             clouds = tuple(range(len(scene.cloudy)))
-        plan = ScenePlan(
-            shape=scene.shape,
-            bands=scene.bands,
-            codings=scene.codings,
-            days=scene.days,
-            reference=chosen,
-            match=match,
-            tile=self.tile_size,
-            overlap=self.options.overlap,
-            steps=steps,
-            seed=seed,
-            samples=samples,
-            clouds=clouds,
-            spread=spread,
-            sources=self.states_source and len(scene.cloudy) <= MOST_SOURCES,
-        )
-        return plan, scene
+        sources = self.states_source and len(scene.cloudy) <= MOST_SOURCES
+        options = {"steps": steps, "seed": seed, "samples": samples, "spread": spread, "sources": sources}
+        plan = ScenePlan.of(self, scene.shape, scene.bands, scene.codings, scene.days, clouds=clouds, **options)
+        return replace(plan, reference=chosen, match=match), scene
 
     # ---------------------------------------------------------------- tiles
 
@@ -368,8 +335,14 @@ class CloudRemover:
         noises = [self.noise_field(one, steps).of(places, self.device) for one in sample_seeds(seed, samples)]
         return inputs, noises
 
-    def raw_tiles(self, output: TileOutput, inputs: TileInputs, size: tuple[int, int]) -> RawTiles:
-        """Return the result of `tile` cut to a size, the samples averaged."""
+    def raw_tiles(
+        self, output: TileOutput, inputs: TileInputs, size: tuple[int, int]
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
+        """Return image, standard deviation, masks and weights of the result of `tile`, cut to a size.
+
+        The image is the mean of the samples; the others are as in `TileOutput`. The standard deviation is 0 for one
+        sample of a network that does not estimate its error.
+        """
         height, width = size
         images = feathered(output, inputs)[..., :height, :width]
         if not bool(images.isfinite().all()):
@@ -386,7 +359,7 @@ class CloudRemover:
         if not self.matches_dates:
             clear = self._following(clear, replace(inputs, cloud=output.cloud), height, width)
         weights = None if output.weights is None else output.weights[..., :height, :width]
-        return RawTiles(clear, spread, cloud, weights)
+        return clear, spread, cloud, weights
 
     def estimate_cloud(
         self,
@@ -401,11 +374,11 @@ class CloudRemover:
 
         The array is not cut into tiles, so this is for tiles and overviews. Arguments as in `predict`.
         """
-        series = prepare_series(
+        scene = prepare_series(
             self.config.network, cloudy, reference=reference, cloud_mask=cloud_mask, valid=valid, bands=bands, part=True
         )
-        height, width = series.size
-        padded = series.padded(self.multiple).to(self.device)
+        height, width = scene.shape
+        padded = whole_inputs(self, scene).padded(self.multiple)
         with torch.inference_mode():
             masks = self._masks(padded) if bool(padded.cloud.isnan().any()) else padded.cloud
         return masks[0, :, :height, :width].float().cpu().numpy()
@@ -417,12 +390,12 @@ class CloudRemover:
 
         The array is not cut into tiles. Arguments as in `predict`.
         """
-        series = prepare_series(self.config.network, cloudy, valid=valid, bands=bands, part=True)
-        height, width = series.size
-        padded = series.padded(self.multiple).to(self.device)
+        scene = prepare_series(self.config.network, cloudy, valid=valid, bands=bands, part=True)
+        height, width = scene.shape
+        padded = whole_inputs(self, scene).padded(self.multiple)
         with torch.inference_mode():
             scores = self._masks.class_scores(padded)[0, :, :, :height, :width]
-            known = series.valid[0, :, None].to(scores.device)
+            known = to_device(scene.valid[:, None], scores.device)
             return scores.float().softmax(dim=1).masked_fill(~known, torch.nan).cpu().numpy()
 
     @computed_once
@@ -464,21 +437,16 @@ class CloudRemover:
 
     # ---------------------------------------------------------------- parts
 
-    @property
-    def _mask_settings(self) -> MaskSettings:
-        own = self.options
-        return MaskSettings(own.cloud_threshold, own.mask_growth, own.haze == "keep", own.masks == "head")
-
     @computed_once
     def _masks(self) -> TileMasks:
         """The masks of tiles in float32."""
-        return TileMasks(self.bands, None, self._mask_settings) if self.plain_tile is None else self.plain_tile.masks
+        return TileMasks(self.bands, None, self.options) if self.plain_tile is None else self.plain_tile.masks
 
     def _make_tile(self, model: Denoiser) -> SaderTile:
         assert isinstance(self.config, ModelConfig)
         own = self.config.sampling
         settings = TileSettings(
-            masks=self._mask_settings,
+            masks=self.options,
             solver=self.options.solver or ("heun" if own.solver == "heun" else "euler"),
             resampling=partial(own.resampler, self.options.resampling),
             guide=lambda: self._guide,
@@ -495,7 +463,7 @@ class CloudRemover:
             if backend == "onnx":
                 raise ConfigError(f"backend onnx runs SADER's own networks, not {self.config.name}. Use backend torch.")
             assert not isinstance(self.model, Denoiser)
-            return BaselineTile(self.model, self._mask_settings).eval()
+            return BaselineTile(self.model, self.options).eval()
         if backend == "accelerated":
             from sader.inference.accelerate import AcceleratedTile, Acceleration
 

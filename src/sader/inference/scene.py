@@ -24,8 +24,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from sader.errors import ConfigError
-from sader.inference.inputs import TileInputs
 from sader.inference.scene_match import Overview, SceneMatch, decimation
+from sader.inference.tile import TileInputs
 from sader.inference.tiling import Blend, Progress, Window, common, plan_windows
 from sader.inference.values import (
     FILLED,
@@ -46,7 +46,6 @@ from sader.inference.values import (
 
 if TYPE_CHECKING:
     from sader.inference.remover import CloudRemover, RemoverOptions
-    from sader.inference.tile import RawTiles
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -125,6 +124,20 @@ class ScenePlan:
     """Whether the standard deviation is blended."""
     sources: bool = False
     """Whether the weights of the dates are blended, for the layer of source dates."""
+
+    @classmethod
+    def of(
+        cls,
+        remover: CloudRemover,
+        shape: tuple[int, int],
+        bands: tuple[str, ...],
+        codings: tuple[tuple[ValueCoding, ...], ...],
+        days: Sequence[float] | None,
+        **options: Any,
+    ) -> ScenePlan:
+        """Return the plan with the tiles of a remover, without reference date and match."""
+        days = None if days is None else tuple(days)
+        return cls(shape, bands, codings, days, None, None, remover.tile_size, remover.options.overlap, **options)
 
     def __post_init__(self) -> None:
         if self.sources and len(self.codings) > MOST_SOURCES:
@@ -243,12 +256,13 @@ def predict_windows(
             if remover.plain_tile not in (None, remover.tile) and not bool(output.images.isfinite().all()):
                 with remover.turn:  # float16 ends at 65504
                     output = remover.plain_tile(inputs, noises, steps=steps, resamplings=resamplings)
-            raw = remover.raw_tiles(output, inputs, given.size)
+            clear, spread, cloud, weights = remover.raw_tiles(output, inputs, given.size)
         except torch.OutOfMemoryError as error:
             batch = _smaller_batch(plan, len(group), error)
             continue
         for number, (index, decoded) in enumerate(todo[:batch]):
-            tiles[index] = _raw_tile(plan, remover, raw, number, decoded)
+            own = None if weights is None else weights[number]
+            tiles[index] = _raw_tile(plan, remover, decoded, clear[number], spread[number], cloud[number], own)
         todo = todo[batch:]
     if remover.device.type == "cuda":  # the blend uses the tiles on another stream
         torch.cuda.current_stream(remover.device).record_event().synchronize()
@@ -279,20 +293,26 @@ def _smaller_batch(plan: ScenePlan, count: int, error: Exception) -> int:
     return count // 2
 
 
-def _raw_tile(plan: ScenePlan, remover: CloudRemover, raw: RawTiles, number: int, tile: _Decoded) -> RawTile:
-    """Return tile `number` of a batch in the bands of the scene."""
-    clear, spread = raw.clear[number], raw.spread[number]
+def _raw_tile(
+    plan: ScenePlan,
+    remover: CloudRemover,
+    tile: _Decoded,
+    clear: Tensor,
+    spread: Tensor,
+    cloud: Tensor,
+    weights: Tensor | None,
+) -> RawTile:
+    """Return a computed tile in the bands of the scene; arguments as from `CloudRemover.raw_tiles`."""
     if plan.bands != remover.bands:
         places = [remover.bands.index(band) for band in plan.bands]
         clear, spread = clear[places], spread[places]
     if plan.match is not None and plan.match.level is not None:
         spread = torch.hypot(spread, to_device(plan.match.level, spread.device)[:, None, None])
-    weights = None if raw.weights is None else raw.weights[number]
     agrees = None
     if plan.reference is not None and tile.read.masks[plan.reference] is None and remover.states_error:
         difference = (tile.cloudy[plan.reference] - clear).abs()
         agrees = (difference <= (AGREEMENT * spread).clamp(max=LARGEST_AGREEMENT)).all(dim=0)
-    return RawTile(plan.join(clear, raw.cloud[number].float(), agrees, spread, weights), tile.valid, tile.own)
+    return RawTile(plan.join(clear, cloud.float(), agrees, spread, weights), tile.valid, tile.own)
 
 
 def _decoded(plan: ScenePlan, remover: CloudRemover, window: Window, read: SceneWindow) -> _Decoded:
@@ -328,6 +348,14 @@ def _given_clouds(tile: _Decoded) -> Tensor:
         if mask is not None:
             clouds[date] = to_device(np.asarray(mask), clouds.device).to(clouds)
     return clouds
+
+
+def whole_inputs(remover: CloudRemover, scene: ArrayScene) -> TileInputs:
+    """Return a scene that is not cut into tiles as the model takes it."""
+    plan = ScenePlan.of(remover, scene.shape, scene.bands, scene.codings, scene.days)
+    window = Window(0, 0, *scene.shape)
+    plan = replace(plan, reference=scene.reference)
+    return _inputs(plan, remover, _decoded(plan, remover, window, scene.read(window)))
 
 
 def _inputs(plan: ScenePlan, remover: CloudRemover, tile: _Decoded) -> TileInputs:
@@ -484,6 +512,13 @@ class FinishedRows:
         """Return uint8 (T, h, w): 0 clear, 1 cloud or shadow, 255 nodata. `cloud` must hold all dates."""
         return torch.where(self.valid, (self.cloud >= threshold).to(torch.uint8), UNKNOWN)
 
+    def variables(self, threshold: float) -> dict[str, NDArray[Any]]:
+        """Return the layers that are known, by their names in a dataset (`sader.geo.xarray.lazy.clear_dataset`)."""
+        counted = self.count(threshold) if len(self.cloud) == len(self.valid) else None
+        found = {"clear": self.clear, "uncertainty": self.spread, "provenance": self.provenance()}
+        found |= {"clear_count": counted, "source_date": self.source_date}
+        return {name: one.cpu().numpy() for name, one in found.items() if one is not None}
+
     def encoded(self, coding: ValueCoding, own: Sequence[ValueCoding]) -> NDArray[Any]:
         """Return the stored numbers (C, h, w) of the image.
 
@@ -501,35 +536,6 @@ class FinishedRows:
 def clear_dates(cloud: Tensor, valid: Tensor, threshold: float) -> Tensor:
     """Return (h, w): the number of dates (T, h, w) that show the ground clearly."""
     return (valid & (cloud < threshold)).sum(dim=0)
-
-
-def finish(
-    plan: ScenePlan, blended: Tensor, valid: Tensor, own: Tensor | None, options: RemoverOptions
-) -> FinishedRows:
-    """Return blended planes (channels, h, w) as a finished part: clear pixels of the reference date are put back.
-
-    So are pixels that an estimated mask hides, but that agree with the result in all bands: replacing them would
-    correct nothing. Every pixel is finished for itself, so that any part of a scene may be finished alone.
-    """
-    reference, threshold = plan.reference, options.cloud_threshold
-    image, cloud, agrees, spread, weights = plan.split(blended)
-    image = image.clamp(min=0.0)
-    clear = kept = torch.zeros(valid.shape[1:], dtype=torch.bool, device=valid.device)
-    if reference is not None and own is not None:
-        clear = (cloud[plan.clouds.index(reference)] < threshold) & valid[reference]
-        kept = clear | (agrees[0] > 0.5) & valid[reference]
-        values, _ = decode(own, plan.codings[reference])
-        image = torch.where(kept, values, image)
-    seen = valid.any(dim=0)
-    if spread is not None:
-        spread = spread.masked_fill(~seen, torch.nan).masked_fill(clear, 0.0)
-    shown = seen
-    if options.min_count:
-        shown = shown & (kept | (clear_dates(cloud, valid, threshold) >= options.min_count))
-    if options.max_uncertainty is not None and spread is not None:
-        shown = shown & (spread <= options.max_uncertainty).all(dim=0)
-    image = image.masked_fill(~shown, torch.nan)
-    return FinishedRows(image, shown, kept, valid, cloud, spread, own, _source_date(plan, weights, shown, kept))
 
 
 def _source_date(plan: ScenePlan, weights: Tensor | None, shown: Tensor, kept: Tensor) -> Tensor | None:
@@ -568,10 +574,32 @@ class Pending:
             self.own[:, *place.slices] = tile.own[:, *part.slices].to(self.own.device)
 
     def finished(self, rows: int, options: RemoverOptions, columns: slice = slice(None)) -> FinishedRows:
-        """Return the first rows of the rectangle, finished."""
+        """Return the first rows of the rectangle, finished: clear pixels of the reference date are put back.
+
+        So are pixels that an estimated mask hides, but that agree with the result in all bands: replacing them would
+        correct nothing. Every pixel is finished for itself, so that any part of a scene may be finished alone.
+        """
+        plan, valid = self.plan, self.valid[:, :rows, columns]
         own = None if self.own is None else self.own[:, :rows, columns]
-        blended = self.blend.result(rows)[..., columns]
-        return finish(self.plan, blended, self.valid[:, :rows, columns], own, options)
+        reference, threshold = plan.reference, options.cloud_threshold
+        image, cloud, agrees, spread, weights = plan.split(self.blend.result(rows)[..., columns])
+        image = image.clamp(min=0.0)
+        clear = kept = torch.zeros(valid.shape[1:], dtype=torch.bool, device=valid.device)
+        if reference is not None and own is not None:
+            clear = (cloud[plan.clouds.index(reference)] < threshold) & valid[reference]
+            kept = clear | (agrees[0] > 0.5) & valid[reference]
+            values, _ = decode(own, plan.codings[reference])
+            image = torch.where(kept, values, image)
+        seen = valid.any(dim=0)
+        if spread is not None:
+            spread = spread.masked_fill(~seen, torch.nan).masked_fill(clear, 0.0)
+        shown = seen
+        if options.min_count:
+            shown = shown & (kept | (clear_dates(cloud, valid, threshold) >= options.min_count))
+        if options.max_uncertainty is not None and spread is not None:
+            shown = shown & (spread <= options.max_uncertainty).all(dim=0)
+        image = image.masked_fill(~shown, torch.nan)
+        return FinishedRows(image, shown, kept, valid, cloud, spread, own, _source_date(plan, weights, shown, kept))
 
     def advance(self, rows: int) -> None:
         """Move the rectangle down by so many rows."""
@@ -669,20 +697,8 @@ class ArrayScene:
     days: tuple[float, ...] | None = None
     aux: NDArray[np.float32] | None = None
     """(T, A, H, W)"""
-
-    @classmethod
-    def of(cls, series: TileInputs, names: Sequence[str]) -> ArrayScene:
-        """Return the scene of a checked series; names: the bands of the model."""
-        places = list(series.output) or list(range(len(names)))
-        given = series.cloud[0].numpy()
-        return cls(
-            cloudy=series.cloudy[0][:, places].numpy(),
-            bands=tuple(names[place] for place in places),
-            masks=[None if np.isnan(one).any() else one > 0 for one in given],
-            valid=series.valid[0].numpy(),
-            days=None if series.days is None else tuple(series.days[0].tolist()),
-            aux=None if series.aux is None else series.aux[0].numpy(),
-        )
+    reference: int | None = None
+    """The date to clean."""
 
     @property
     def shape(self) -> tuple[int, int]:

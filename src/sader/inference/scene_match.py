@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -62,24 +62,14 @@ class SceneMatch:
     """(C,) reflectance: error to be expected because nothing of the reference date is seen; None where it is seen."""
 
     @classmethod
-    def fit(
-        cls,
-        cloudy: NDArray[np.float32],
-        *,
-        valid: NDArray[np.bool_],
-        cloud: NDArray[np.float32],
-        reference: int | None,
-        factor: int,
-        hidden: bool = False,
-    ) -> SceneMatch:
-        """Return the maps fitted on an overview of the scene.
+    def fit(cls, overview: Overview, reference: int | None, factor: int, *, hidden: bool = False) -> SceneMatch:
+        """Return the maps fitted on an overview of the scene. reference: None = the clearest date.
 
-        cloudy: (T, C, h, w) reflectance; valid, cloud: (T, h, w), NaN = unknown. reference: None = the clearest date.
         factor: pixels of the scene along one pixel of the overview. hidden: the date to be cleaned shows nothing.
         """
-        series = to_model_range(torch.from_numpy(np.where(valid[:, None], cloudy, 0.5).astype(np.float32)))[None]
-        observed = torch.from_numpy(valid)[None]
-        clear = (1 - torch.from_numpy(np.nan_to_num(cloud, nan=0.0)).float()[None]) * observed
+        values = np.where(overview.valid[:, None], overview.cloudy.clip(LOWEST, HIGHEST), np.float32(0.5))
+        series, observed = to_model_range(torch.from_numpy(values))[None], torch.from_numpy(overview.valid)[None]
+        clear = (1 - torch.from_numpy(np.nan_to_num(overview.cloud, nan=0.0)).float()[None]) * observed
         with torch.inference_mode():
             anchor = clearest_date(series, clear, observed) if reference is None else torch.tensor([reference])
             coefficients, centre = fit_dates(series, clear, anchor, observed=observed)
@@ -207,34 +197,39 @@ class Overview:
             return None
         hidden = reference is not None and self.shows_nothing(reference)
         with intra_op_threads(1):
-            return SceneMatch.fit(
-                self.cloudy.clip(LOWEST, HIGHEST),
-                valid=self.valid,
-                cloud=self.cloud,
-                reference=None if hidden else reference,
-                factor=overview_factor(*shape),
-                hidden=hidden,
-            )
+            return SceneMatch.fit(self, None if hidden else reference, overview_factor(*shape), hidden=hidden)
 
 
 def find_reference(
-    wanted: str | int | np.datetime64 | None, names: Sequence[str], days: Sequence[str | None], shares: Any
+    wanted: str | int | np.datetime64 | None,
+    names: Sequence[str],
+    overview: Overview | None = None,
+    *,
+    days: Sequence[str | None] | None = None,
 ) -> int | None:
-    """Return the index of the reference date, None for a new image.
+    """Return the index of the reference date, None for a new image; raise where the date that is named has no data.
 
-    wanted: "auto" (the clearest), "none" or None, an index, a name or the start of exactly one, or a date.
-    days: date of each as YYYY-MM-DD, None where it is unknown. shares: `Overview.clear_share`.
+    wanted: "auto" (the clearest on the overview), "none" or None, an index, a name or the start of exactly one, or a
+        date.
+    days: date of each as YYYY-MM-DD, None where it is unknown.
     """
     if wanted is None or (isinstance(wanted, str) and wanted.lower() == "none"):
         return None
+    if overview is not None and str(wanted).lower() == "auto":
+        return int(np.argmax(overview.clear_share))
+    reference = _index_of(wanted, names, days or [None] * len(names))
+    if overview is not None and not overview.valid[reference].any():
+        raise DataError(f"reference {names[reference]} has no valid pixel on the output grid. Choose another date.")
+    return reference
+
+
+def _index_of(wanted: str | int | np.datetime64, names: Sequence[str], days: Sequence[str | None]) -> int:
     if isinstance(wanted, int | np.integer) and not isinstance(wanted, bool):
         if not -len(names) <= wanted < len(names):
             last = len(names) - 1
             raise ConfigError(f"reference is {wanted}; there are {len(names)} dates, so it goes from 0 to {last}.")
         return int(wanted) % len(names)
     text = str(wanted)
-    if text.lower() == "auto":
-        return int(np.argmax(shares))
     found = [index for index, (name, day) in enumerate(zip(names, days, strict=True)) if _means(text, name, day)]
     found = found or [index for index, name in enumerate(names) if name.startswith(text)]
     if len(found) == 1:
@@ -254,9 +249,3 @@ def _means(wanted: str, name: str, day: str | None) -> bool:
         return True
     digits = "".join(letter for letter in wanted if letter.isdigit())
     return day is not None and len(digits) == 8 and day.replace("-", "") == digits
-
-
-def check_reference(wanted: object, reference: int | None, overview: Overview, names: Sequence[str]) -> None:
-    """Raise where the date that the user wants as the reference has no data."""
-    if reference is not None and str(wanted).lower() != "auto" and not overview.valid[reference].any():
-        raise DataError(f"reference {names[reference]} has no valid pixel on the output grid. Choose another date.")

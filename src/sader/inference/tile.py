@@ -7,26 +7,84 @@ Every backend computes this module: eager float32 (here), half precision, compil
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from functools import partial
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor, nn
 
-from sader.inference.inputs import TileInputs
 from sader.inference.masks import HARDLY_SEEN, LEAST_SEEN, MaskSettings, TileMasks, leading_date
 from sader.inference.noise import NoiseOf
 from sader.inference.scene_match import feather
 from sader.method.diffusion import Denoiser, Solver, sample
 from sader.method.resampling import Guide, Resampler, ResamplerConfig, cloud_cover, fuse
-from sader.model.blocks import to_model_range, to_reflectance
-from sader.model.composite import with_contrast
+from sader.model.blocks import reflect_pad, to_model_range, to_reflectance
+from sader.model.composite import at_date, with_contrast
 from sader.model.heads import error_terms, level_spread, seen_error, steady_correction
 from sader.model.mtcdn import MTCDN, Condition
 
 if TYPE_CHECKING:
     from sader.baselines.baseline import Baseline
+
+
+@dataclass(frozen=True)
+class TileInputs:
+    """B tiles of a series as tensors in the model's band order."""
+
+    cloudy: Tensor
+    """(B, T, C, H, W) reflectance, 0.5 (the middle of the model's range) for nodata and missing bands."""
+    valid: Tensor
+    """bool (B, T, H, W)"""
+    cloud: Tensor
+    """(B, T, H, W): 1 cloud, 0 clear, NaN unknown."""
+    reference: Tensor
+    """(B,) long, -1 for none."""
+    band_present: Tensor
+    """bool (B, C)"""
+    days: Tensor | None = None
+    """(B, T)"""
+    aux: Tensor | None = None
+    """(B, T, A, H, W)"""
+    change: Tensor | None = None
+    """(B, T, C, H, W): reflectance that the match of the whole scene adds (`sader.inference.scene_match`)."""
+    known_masks: bool = False
+    """Whether `cloud` has no NaN, or nothing depends on it; True leaves the estimate of masks out."""
+
+    @property
+    def size(self) -> tuple[int, int]:
+        """Height and width."""
+        height, width = self.cloudy.shape[-2:]
+        return height, width
+
+    def padded(self, multiple: int) -> TileInputs:
+        """Return the inputs extended by reflection to a multiple of `multiple` pixels."""
+        height, width = (-(-size // multiple) * multiple for size in self.size)
+        if (height, width) == self.size:
+            return self
+        return self._each(lambda x: reflect_pad(x, height, width) if x.ndim >= 4 else x)
+
+    def to(self, device: torch.device | str) -> TileInputs:
+        """Return the inputs on a device."""
+        return self._each(lambda x: x.to(device))
+
+    @staticmethod
+    def joined(tiles: Sequence[TileInputs]) -> TileInputs:
+        """Return tiles of one size and kind as one batch."""
+        first = tiles[0]
+        if len(tiles) == 1:
+            return first
+        joined: dict[str, Any] = {name: torch.cat([getattr(tile, name) for tile in tiles]) for name in first.tensors()}
+        return replace(first, **joined, known_masks=all(tile.known_masks for tile in tiles))
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Return the fields that are tensors."""
+        values = ((one.name, getattr(self, one.name)) for one in fields(self))
+        return {name: value for name, value in values if isinstance(value, Tensor)}
+
+    def _each(self, change: Callable[[Tensor], Tensor]) -> TileInputs:
+        changed: dict[str, Any] = {name: change(value) for name, value in self.tensors().items()}
+        return replace(self, **changed)
 
 
 class TileOutput(NamedTuple):
@@ -42,19 +100,6 @@ class TileOutput(NamedTuple):
     """bool (B, H, W), only with a scene match: see `masks.leading_date`."""
     weights: Tensor | None = None
     """(B, T + 1, H, W): weight of each date in the composite, the fill last; None for networks without a composite."""
-
-
-class RawTiles(NamedTuple):
-    """Tiles before blending, tensors on the remover's device."""
-
-    clear: Tensor
-    """(B, C, H, W) reflectance, the mean of the samples; values may be below 0, no pixel of the reference is copied."""
-    spread: Tensor
-    """(B, C, H, W): expected standard deviation; 0 for one sample of a network that does not estimate its error."""
-    cloud: Tensor
-    """(B, T, H, W): mask of cloud or shadow that was used; NaN where none was given or needed."""
-    weights: Tensor | None
-    """As in `TileOutput`."""
 
 
 @dataclass(frozen=True)
@@ -98,7 +143,7 @@ class SaderTile(nn.Module):
 
         No branch depends on the value of a tensor, so that it can be captured as a CUDA graph and exported.
         """
-        settings, denoiser, threshold = self.settings, self.denoiser, self.settings.masks.threshold
+        settings, denoiser, threshold = self.settings, self.denoiser, self.settings.masks.cloud_threshold
         cloudy = to_model_range(inputs.cloudy)
         cloud = inputs.cloud if inputs.known_masks else self.masks(inputs)
         reference, shown = inputs.reference, None
@@ -161,8 +206,7 @@ def feathered(output: TileOutput, inputs: TileInputs) -> Tensor:
     """Return the images (S, B, C, H, W), which meet the reference date's clear pixels in tiles it does not lead."""
     if output.shown is None or not bool(output.shown.any()):
         return output.images
-    rows = torch.arange(len(inputs.cloudy), device=inputs.cloudy.device)
-    own = inputs.cloudy[rows, inputs.reference.clamp(min=0)]
+    own = at_date(inputs.cloudy, inputs.reference.clamp(min=0))
     return torch.stack([feather(image, own, output.shown) for image in output.images])
 
 

@@ -58,22 +58,13 @@ class MatchedDates:
         """Return the variances scaled as a network input: about -1 (sensor noise) to 1 (no agreement)."""
         return (self.variance.log() + 8.0) / 4.0
 
-    def joint_correction(self, image: Tensor, available: Tensor) -> Tensor:
-        """Return the joint correction of a blend (B, C, H, W) of all dates but the anchor; without gradient."""
-        others = available.any(dim=3).any(dim=2) & (self.flag == 0)
-        with torch.no_grad():
-            dates, clear, variance = self.dates.float(), self.clear.float(), self.variance[:, :-1]
-            return joint_correction(image.detach(), dates, clear, variance, self.anchor, others=others)
-
     def at_anchor(self, x: Tensor) -> Tensor:
         """Return the anchor's slice (B, ...) of x (B, T, ...)."""
-        return x[torch.arange(self.anchor.shape[0], device=x.device), self.anchor]
+        return at_date(x, self.anchor)
 
 
 NOISE_VARIANCE = 1e-5
 """Floor of the variance, about 0.0016 of reflectance: the noise of the sensors."""
-
-
 VARIANCE_FLOOR = 1e-4
 """Weight of a hidden pixel in the variance of a date; it matters only far from pixels that are clear in both dates."""
 SURE = 8
@@ -96,21 +87,25 @@ def prepare_dates(
         anchor = torch.where(asked, reference.clamp(min=0), clearest_date(cloudy, clear, observed))
         clear = without_edges(clear, observed, anchor)
         dates = match_dates(cloudy, clear, anchor, observed=observed, already_matched=already_matched)
-        rows = torch.arange(anchor.shape[0], device=anchor.device)
-        target, target_clear = cloudy[rows, anchor].float(), clear[rows, anchor]
-        # The misfit of each candidate to the anchor nearby. The anchor's own is 0; `prefer_anchor` sets its weight
-        # instead. That of the fill is measured on a smooth version of the anchor.
-        smooth = spread_from_clear(target, target_clear)
-        candidates = torch.cat([dates, smooth[:, None]], dim=1)
-        squared = (candidates - target[:, None]).square().mean(dim=2)
-        both = torch.cat([clear, torch.ones_like(clear[:, :1])], dim=1) * target_clear[:, None]
-        both = both * inlier_weight(squared, both)
+        squared, both = misfits(dates, clear, at_date(cloudy, anchor).float(), at_date(clear, anchor))
         variance = spread_from_clear(squared.flatten(0, 1)[:, None], both.flatten(0, 1), floor=VARIANCE_FLOOR)
         variance = variance.view(squared.shape) + NOISE_VARIANCE
         fill = fill_holes(dates, clear, variance[:, :-1], anchor)
         flag = is_date(anchor, cloudy.shape[1]).to(cloudy.dtype)
         flag = flag * torch.where(asked, 1.0, 0.5).to(cloudy.dtype)[:, None]
     return MatchedDates(dates, fill.to(cloudy.dtype), clear, variance, anchor, flag)
+
+
+def misfits(dates: Tensor, clear: Tensor, target: Tensor, target_clear: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the squared misfits of the dates and of the fill to the anchor, and their weights, both (B, T + 1, H, W).
+
+    The anchor's own misfit is 0; `prefer_anchor` sets its weight instead. That of the fill is measured on a smooth
+    version of the anchor. target: (B, C, H, W), the anchor; target_clear: (B, H, W).
+    """
+    smooth = spread_from_clear(target, target_clear)
+    squared = (torch.cat([dates, smooth[:, None]], dim=1) - target[:, None]).square().mean(dim=2)
+    both = torch.cat([clear, torch.ones_like(clear[:, :1])], dim=1) * target_clear[:, None]
+    return squared, both * inlier_weight(squared, both)
 
 
 EDGE = 3
@@ -138,6 +133,11 @@ def box_mean(x: Tensor, edge: int) -> Tensor:
 def is_date(index: Tensor, dates: int) -> Tensor:
     """Return bool (B, T), True at the date (B,). Unlike `F.one_hot` it reads no value, so that it can be exported."""
     return torch.arange(dates, device=index.device) == index[:, None]
+
+
+def at_date(x: Tensor, index: Tensor) -> Tensor:
+    """Return the slice (B, ...) of x (B, T, ...) at the date (B,) of each item."""
+    return x[torch.arange(index.shape[0], device=x.device), index]
 
 
 def fill_holes(dates: Tensor, clear: Tensor, variance: Tensor, anchor: Tensor) -> Tensor:
@@ -246,25 +246,20 @@ def blend(matched: MatchedDates, learned: Tensor, available: Tensor, trust: Trus
     is_anchor = (matched.flag > 0)[:, :, None, None]
     certain = _certain(matched)
     prior, others = _logits_of_others(matched, learned, available, trust)
-    weights = others.softmax(dim=1)
-    candidates = torch.cat([dates, matched.fill[:, None].float()], dim=1)
-    image = weighted_sum(weights, candidates)
-    image = image + matched.joint_correction(image, available)
-
-    predicted = image
+    weights, predicted = _prediction(matched, others, available)
     own, own_clear = matched.at_anchor(dates), matched.at_anchor(matched.clear)
     shown = matched.clear.float().masked_fill(is_anchor, 0.0).amax(dim=1)
-    gain = contrast_gain(image.detach(), own, own_clear * shown)
+    gain = contrast_gain(predicted.detach(), own, own_clear * shown)
     # Pixels beside a cloud are often not quite clear: their residual is not carried inward.
     safe = 1 - F.max_pool2d(1 - own_clear[:, None], 3, stride=1, padding=1)
-    residual = own - image
+    residual = own - predicted
     # Relative to sensor noise and not to the usual misfit, because the residual spreads over a whole hole: at 0.01 of
     # reflectance its weight is a quarter.
     squared = residual.detach().square().mean(dim=1, keepdim=True)
     supported = support(own_clear[:, None], matched.at_anchor(available)[:, None])
     safe = safe * inlier_weight(squared, safe, NOISE_VARIANCE, trust=supported)
     safe = safe * haze_weight(residual.detach(), own_clear)[:, None]
-    image = image + carried_inward(residual, safe)
+    image = predicted + carried_inward(residual, safe)
     # The anchor against all others together: their joint evidence is the log-sum of their logits.
     asked = (matched.flag.amax(dim=1) == 1).float()[:, None, None]
     preference = (trust.anchor[0] * (1 - asked) + trust.anchor[1] * asked) * own_clear
@@ -298,26 +293,26 @@ def _logits_of_others(matched: MatchedDates, learned: Tensor, available: Tensor,
     return prior, logits.masked_fill(torch.cat([~available | is_anchor, never], dim=1), float("-inf"))
 
 
-class OthersBlend(NamedTuple):
-    """Prediction of the anchor from the other dates."""
+def _prediction(matched: MatchedDates, logits: Tensor, available: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the weights (B, T + 1, H, W) of logits, and the prediction of the anchor from the other dates."""
+    weights, dates = logits.softmax(dim=1), matched.dates.float()
+    image = weighted_sum(weights, torch.cat([dates, matched.fill[:, None].float()], dim=1))
+    others = available.any(dim=3).any(dim=2) & (matched.flag == 0)
+    with torch.no_grad():
+        clear, variance = matched.clear.float(), matched.variance[:, :-1]
+        correction = joint_correction(image.detach(), dates, clear, variance, matched.anchor, others=others)
+    return weights, image + correction
 
-    image: Tensor
-    """(B, C, H, W), in the anchor's radiometry."""
-    log_variance: Tensor
-    """(B, H, W): their usual misfit nearby, on the scale of `MatchedDates.log_variance`."""
-    clear: Tensor
-    """(B, T, H, W): where each date was clear."""
 
+def blend_of_others(matched: MatchedDates, available: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the classical prediction of the anchor from the other dates, (B, C, H, W), and their usual misfit nearby.
 
-def blend_of_others(matched: MatchedDates, available: Tensor) -> OthersBlend:
-    """Return the classical blend of all dates but the anchor."""
+    The misfit is (B, H, W), on the scale of `MatchedDates.log_variance`.
+    """
     with full_precision(matched.dates):
         _, logits = _logits_of_others(matched, torch.zeros_like(matched.variance), available, CLASSICAL)
-        weights = logits.softmax(dim=1)
-        candidates = torch.cat([matched.dates.float(), matched.fill[:, None].float()], dim=1)
-        image = weighted_sum(weights, candidates)
-        image = image + matched.joint_correction(image, available)
-        return OthersBlend(image, (weights * matched.log_variance()).sum(dim=1), matched.clear)
+        weights, image = _prediction(matched, logits, available)
+        return image, (weights * matched.log_variance()).sum(dim=1)
 
 
 # Joint correction
@@ -344,8 +339,7 @@ def joint_correction(
     variance: (B, T, H, W), mean squared misfit of each date around a pixel. anchor: (B,). others: bool (B, T), the
     dates that may be used: present, and not the anchor.
     """
-    rows = torch.arange(anchor.shape[0], device=anchor.device)
-    own, own_clear = dates[rows, anchor], clear[rows, anchor]
+    own, own_clear = at_date(dates, anchor), at_date(clear, anchor)
     best, seen = _best_dates(dates, clear * others[:, :, None, None], variance, own_clear)
     features = torch.cat(
         [rearrange((best - image[:, None]) * seen[:, :, None], "b k c h w -> b (k c) h w"), image, FLAG_SCALE * seen],

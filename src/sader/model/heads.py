@@ -29,12 +29,14 @@ from sader.model.composite import (
     NOISE_VARIANCE,
     VARIANCE_FLOOR,
     MatchedDates,
+    at_date,
     blend_of_others,
     box_mean,
     is_date,
+    misfits,
     prepare_dates,
 )
-from sader.model.matching import LIGHT, inlier_weight, solve_positive, spread_from_clear
+from sader.model.matching import LIGHT, solve_positive, spread_from_clear
 
 CLASSES = ("clear", "thick cloud", "thin cloud", "shadow")
 
@@ -102,8 +104,7 @@ class CloudHead(MaskNet):
         """Return logits; missing pixels of `cloudy` are 0. date: (B,), only this one, as (B, 1, 4, H, W)."""
         lowest, median = series_statistics(cloudy, observed)
         if date is not None:
-            rows = torch.arange(cloudy.shape[0], device=cloudy.device)
-            cloudy, observed = cloudy[rows, date][:, None], observed[rows, date][:, None]
+            cloudy, observed = at_date(cloudy, date)[:, None], at_date(observed, date)[:, None]
         dates = cloudy.shape[1]
         seen = observed[:, :, None].to(cloudy.dtype)
         inputs = torch.cat(
@@ -148,19 +149,18 @@ class MaskRefinement(MaskNet):
 
         logits: (B, T, 4, H, W), the cloud head's. cloud: (B, T, H, W), the masks so far. reference: (B,), -1 = none.
         """
-        rows = torch.arange(cloudy.shape[0], device=cloudy.device)
         with torch.no_grad():
-            asked = (torch.arange(cloudy.shape[1], device=cloudy.device) == reference[:, None])[:, :, None, None]
+            asked = is_date(reference, cloudy.shape[1])[:, :, None, None]
             doubted = torch.where(asked, cloud.clamp(max=DOUBT), cloud).masked_fill(~observed, 1.0)
             matched = prepare_dates(cloudy, cloud=doubted, observed=observed, reference=reference)
-            others = blend_of_others(matched, observed)
+            others, log_variance = blend_of_others(matched, observed)
             own, seen = matched.at_anchor(cloudy), matched.at_anchor(observed)[:, None]
             use = seen & band_present[:, :, None, None]
-            shown = others.clear.masked_fill(matched.flag[:, :, None, None] > 0, 0.0).amax(dim=1, keepdim=True)
-            first = logits[rows, matched.anchor].detach()
-            difference = (own - others.image.to(own.dtype)).masked_fill(~use, 0.0)
+            shown = matched.clear.masked_fill(matched.flag[:, :, None, None] > 0, 0.0).amax(dim=1, keepdim=True)
+            first = matched.at_anchor(logits).detach()
+            difference = (own - others.to(own.dtype)).masked_fill(~use, 0.0)
             inputs = torch.cat(
-                [own, 4 * difference, first, others.log_variance[:, None], shown, seen.to(own.dtype) - 1], dim=1
+                [own, 4 * difference, first, log_variance[:, None], shown, seen.to(own.dtype) - 1], dim=1
             )
         return matched.anchor, first.float() + self.scores(inputs, band_present).float()
 
@@ -295,12 +295,8 @@ def steady_correction(matched: MatchedDates, weights: Tensor) -> Tensor:
     from `SEEN_WELL` on, where the network learned what to make of it. Its inputs stay as they were trained, and the
     image does not change.
     """
-    dates = matched.dates.float()
-    target, target_clear = matched.at_anchor(dates), matched.at_anchor(matched.clear)
-    smooth = spread_from_clear(target, target_clear)
-    squared = (torch.cat([dates, smooth[:, None]], dim=1) - target[:, None]).square().mean(dim=2)
-    both = torch.cat([matched.clear, torch.ones_like(matched.clear[:, :1])], dim=1) * target_clear[:, None]
-    both = both * inlier_weight(squared, both)
+    dates, target_clear = matched.dates.float(), matched.at_anchor(matched.clear)
+    squared, both = misfits(dates, matched.clear, matched.at_anchor(dates), target_clear)
     evidence = both.sum(dim=(-2, -1), keepdim=True)
     usual = (both * squared).sum(dim=(-2, -1), keepdim=True) / evidence.clamp(min=1.0)
     values = (both * squared + VARIANCE_FLOOR * usual) / (both + VARIANCE_FLOOR)
@@ -321,9 +317,8 @@ def level_spread(dates: Tensor, clear: Tensor, anchor: Tensor) -> Tensor:
     Without such pixels it is 0, because `error_terms` then contain no visible error. dates: (B, T, C, H, W); clear:
     (B, T, H, W), 0 to 1.
     """
-    rows = torch.arange(anchor.shape[0], device=anchor.device)
-    both = clear * clear[rows, anchor][:, None]
-    squared = ((dates - dates[rows, anchor][:, None]).square() * both[:, :, None]).sum(dim=(-2, -1))
+    both = clear * at_date(clear, anchor)[:, None]
+    squared = ((dates - at_date(dates, anchor)[:, None]).square() * both[:, :, None]).sum(dim=(-2, -1))
     share = both.mean(dim=(-2, -1)) * ~is_date(anchor, dates.shape[1])
     counts = (share > LEAST_COMMON).to(dates.dtype)[:, :, None]
     squared = counts * squared / both.sum(dim=(-2, -1)).clamp(min=1.0)[:, :, None]

@@ -28,7 +28,7 @@ from sader.model.blocks import (
     space_to_depth,
     zero_init,
 )
-from sader.model.composite import CompositeHead, prepare_dates
+from sader.model.composite import CompositeHead, at_date, prepare_dates
 from sader.model.condition import Condition, ConditionNet, SeriesInput
 from sader.model.heads import CloudHead, ErrorHead, MaskRefinement, not_clear
 
@@ -85,12 +85,9 @@ class MTCDNConfig:
             raise ConfigError(f"kernel is {self.kernel}; expected an odd number, because a neighbourhood has a centre.")
         if self.widths[-1] % self.head_width:
             raise ConfigError(f"head_width {self.head_width} does not divide the last width {self.widths[-1]}.")
-        if len(self.cloud_widths) > len(self.widths):
-            raise ConfigError(f"cloud_widths has {len(self.cloud_widths)} levels; at most {len(self.widths)} fit.")
-        if len(self.refinement_widths) > len(self.widths):
-            raise ConfigError(
-                f"refinement_widths has {len(self.refinement_widths)} levels; at most {len(self.widths)} fit."
-            )
+        for name in ("cloud_widths", "refinement_widths"):
+            if (levels := len(getattr(self, name))) > len(self.widths):
+                raise ConfigError(f"{name} has {levels} levels; at most {len(self.widths)} fit.")
         if (self.refinement_widths or self.error_head) and not self.composite:
             raise ConfigError("refinement_widths and error_head need composite=True: their inputs are matched dates.")
         if self.composite and not self.cloud_widths:
@@ -162,14 +159,9 @@ class MTCDN(nn.Module):
             dropout=config.dropout,
         )
         self.composite_head = CompositeHead(widths[0], stem=config.stem) if config.composite else None
-        self.cloud_head = (
-            CloudHead(bands, widths=config.cloud_widths, stem=config.stem) if config.cloud_widths else None
-        )
-        self.mask_refinement = (
-            MaskRefinement(bands, widths=config.refinement_widths, stem=config.stem)
-            if config.refinement_widths
-            else None
-        )
+        classes, refined = config.cloud_widths, config.refinement_widths
+        self.cloud_head = CloudHead(bands, widths=classes, stem=config.stem) if classes else None
+        self.mask_refinement = MaskRefinement(bands, widths=refined, stem=config.stem) if refined else None
         self.error_head = ErrorHead(widths[0], bands, stem=config.stem) if config.error_head else None
         self.fusion = (
             TemporalFusion(
@@ -389,7 +381,7 @@ class MTCDN(nn.Module):
             anchor, second = self.mask_refinement(cloudy, observed, band_present, logits, cloud, reference)
             refined = not_clear(second, dim=1, keep_haze=keep_haze)
             if given is not None:
-                known = given[torch.arange(anchor.shape[0], device=anchor.device), anchor]
+                known = at_date(given, anchor)
                 refined = torch.where(known.isnan(), refined, known)
             return with_anchor(cloud, anchor, refined)
 

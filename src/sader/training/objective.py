@@ -18,7 +18,7 @@ from sader.method.diffusion import Denoiser
 from sader.method.losses import CloudAwareLoss, CloudAwareLossConfig, LossTerms
 from sader.model.attention import masked_mean
 from sader.model.blocks import to_model_range, without_autocast
-from sader.model.composite import classical_blend
+from sader.model.composite import at_date, classical_blend
 from sader.model.heads import not_clear
 from sader.model.mtcdn import MTCDN, Condition, with_anchor
 
@@ -240,17 +240,16 @@ class Objective:
         # The refinement always gets the head's mask of the reference date: the true mask would reveal the answer.
         shown = torch.where(is_reference, estimate, cloud)
         anchor, second = network.mask_refinement(cloudy, observed, batch.band_present, logits, shown, batch.reference)
-        rows = torch.arange(len(anchor), device=anchor.device)
-        losses["mask_refinement"] = _cross_entropy(second, target[rows, anchor])
-        refined = torch.where(take[rows, anchor], not_clear(second.detach(), dim=1), truth[rows, anchor])
+        losses["mask_refinement"] = _cross_entropy(second, at_date(target, anchor))
+        refined = torch.where(at_date(take, anchor), not_clear(second.detach(), dim=1), at_date(truth, anchor))
         return with_anchor(cloud, anchor, refined), losses
 
 
 @torch.no_grad()
 def network_masks(bands: Sequence[str], cloudy: Tensor, observed: Tensor, band_present: Tensor) -> Tensor:
     """Return the masks (B, T, H, W) of 0 and 1 that the mask network finds in reflectance (B, T, C, H, W)."""
-    from sader.inference.inputs import TileInputs
     from sader.inference.masks import MaskSettings, TileMasks
+    from sader.inference.tile import TileInputs
 
     height, width = observed.shape[-2:]
     inputs = TileInputs(

@@ -292,12 +292,14 @@ def _add_scenes(app: FastAPI, service: Service) -> None:
     @app.get("/scenes/{scene}/clouds", tags=["scenes"])
     def clouds(scene: SceneName) -> list[float]:
         """Return the hidden share of each date."""
-        return service.clouds(service.scenes.get(scene))
+        found: list[float] = service.ask("clouds", scene)
+        return found
 
     @app.get("/scenes/{scene}/mercator", tags=["scenes"])
     def mercator(scene: SceneName) -> dict[str, Any]:
         """Return the polynomial from Web Mercator to the scene's pixels, for a background map."""
-        return service.mercator(service.scenes.get(scene))
+        found: dict[str, Any] = service.ask("mercator", scene)
+        return found
 
     drawn: Responses = {200: {"content": {"image/png": {}}}}
 
@@ -308,7 +310,7 @@ def _add_scenes(app: FastAPI, service: Service) -> None:
         square: Annotated[Square, Query()],
     ) -> Response:
         """Draw a square of 512 pixels of a date, its cloud mask, the result, its uncertainty or its provenance."""
-        found = service.picture(service.scenes.get(scene), layer, square)
+        found = service.picture(scene, layer, square)
         return Response(found, media_type="image/png", headers={"Cache-Control": "private, max-age=600"})
 
     @app.get("/scenes/{scene}/values", tags=["scenes"])
@@ -319,7 +321,8 @@ def _add_scenes(app: FastAPI, service: Service) -> None:
         job: Annotated[JobName | None, Query()] = None,
     ) -> dict[str, Any]:
         """Return the values of all dates and of the result at one pixel."""
-        return service.values(service.scenes.get(scene), job, column, row)
+        found: dict[str, Any] = service.ask("values", scene, job=job, column=column, row=row)
+        return found
 
 
 def _add_uploads(app: FastAPI, service: Service) -> None:

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from sader.errors import OutputError, SaderError
-from sader.viewer.problems import GoneError, NoSuchJobError, QueueFullError, WorkerError
+from sader.viewer.problems import NoSuchJobError, QueueFullError, WorkerError
 from sader.viewer.scenes import SceneStore
 from sader.viewer.security.folder import DataFolder
 from sader.viewer.security.proxy import Proxy
@@ -240,13 +240,6 @@ class JobRunner:
     def folder_of(self, name: str) -> Path:
         """Return the folder of a job's results."""
         return self.folder.state / "jobs" / name
-
-    def output(self, job: Job, name: str) -> Path | None:
-        """Return the file of an output, None where the job has no such output; raise for a dismissed job."""
-        if job.status == "dismissed":
-            raise GoneError(f"job {job.id} was dismissed; its results are deleted.")
-        outputs = (job.outcome or {}).get("outputs", {}) if job.status == "successful" else {}
-        return self.folder.inside(self.folder_of(job.id) / outputs[name]) if name in outputs else None
 
     def sweep(self) -> None:
         """Delete expired results and uploads, and folders that belong to no job or scene."""

@@ -15,6 +15,7 @@ from sader.viewer.jobs import Job, JobRunner, JobStore
 from sader.viewer.problems import (
     ConflictError,
     ForbiddenError,
+    GoneError,
     NotFoundError,
     RequestError,
     ResultNotReadyError,
@@ -126,29 +127,21 @@ class Service:
 
     def describe(self, scene: Scene) -> dict[str, Any]:
         """Return a scene with its dates."""
-        found = self._read("describe", self._of(scene))
+        found = self.ask("describe", scene.id)
         return {"id": scene.id, "kind": scene.kind, "title": scene.title, "reading": scene.reading, **found}
 
-    def clouds(self, scene: Scene) -> Any:
-        """Return the hidden share of each date."""
-        return self.finder.call("clouds", self._of(scene), timeout_s=self.settings.limits.read_s)[0]
+    def ask(self, operation: str, name: str, **arguments: Any) -> Any:
+        """Return the answer to an operation of `worker.work` on a scene."""
+        worker = self.finder if operation == "clouds" else self.reader
+        return self._call(worker, operation, name, arguments)[0]
 
-    def picture(self, scene: Scene, layer: str, square: Square) -> bytes:
-        """Return one square of a layer as PNG."""
-        drawn = {"layer": layer, "job": self._job_place(square.job), "square": square.model_dump(exclude={"job"})}
+    def picture(self, name: str, layer: str, square: Square) -> bytes:
+        """Return one square of a layer of a scene as PNG."""
+        drawn = {"layer": layer, "job": square.job, "square": square.model_dump(exclude={"job"})}
         # Masks are drawn where they were estimated.
         worker = self.finder if layer.startswith("mask") else self.reader
         # Low priority: the value under the cursor does not wait for the many squares of a view.
-        timeout = self.settings.limits.read_s
-        return worker.call("picture", {**self._of(scene), **drawn}, timeout_s=timeout, low_priority=True)[1]
-
-    def values(self, scene: Scene, job: str | None, column: int, row: int) -> Any:
-        """Return the values at one pixel."""
-        return self._read("values", {**self._of(scene), "job": self._job_place(job), "column": column, "row": row})
-
-    def mercator(self, scene: Scene) -> Any:
-        """Return the transform from Web Mercator to the pixels of a scene."""
-        return self._read("mercator", self._of(scene))
+        return self._call(worker, "picture", name, drawn, low_priority=True)[1]
 
     def finish_upload(self, upload: Upload) -> None:
         """Keep a complete upload whose header is accepted. STAC items are checked later, together with their files."""
@@ -165,11 +158,15 @@ class Service:
         """Return the answer of the reader process."""
         return self.reader.call(operation, arguments, timeout_s=self.settings.limits.read_s)[0]
 
-    def _of(self, scene: Scene) -> dict[str, Any]:
-        return {"inputs": self.scenes.inputs(scene), "reading": scene.reading}
-
-    def _job_place(self, job: str | None) -> str | None:
-        return None if job is None else self.folder.relative(self.runner.folder_of(self.store.get(job).id))
+    def _call(
+        self, worker: WorkerProcess, operation: str, name: str, arguments: dict[str, Any], *, low_priority: bool = False
+    ) -> tuple[Any, bytes]:
+        """Return the answer about a scene and the bytes that follow it; a job is given to the process as its folder."""
+        scene = self.scenes.get(name)
+        asked = {"inputs": self.scenes.inputs(scene), "reading": scene.reading, **arguments}
+        if asked.get("job") is not None:
+            asked["job"] = self.folder.relative(self.runner.folder_of(self.store.get(asked["job"]).id))
+        return worker.call(operation, asked, timeout_s=self.settings.limits.read_s, low_priority=low_priority)
 
     # ---------------------------------------------------------------- jobs
 
@@ -208,7 +205,8 @@ class Service:
 
     def finished(self, job: Job) -> Job:
         """Return a successful job; raise the reason where it has no results."""
-        self.runner.output(job, "")  # raises for a dismissed job
+        if job.status == "dismissed":
+            raise GoneError(f"job {job.id} was dismissed; its results are deleted.")
         if job.status == "failed":
             outcome = job.outcome or {"error": "WorkerError", "text": job.message}
             raise error_named(outcome["error"], outcome["text"])
@@ -218,11 +216,10 @@ class Service:
 
     def file(self, job: Job, name: str) -> Path:
         """Return the file of one output."""
-        found = self.runner.output(self.finished(job), name)
-        if found is None:
-            has = ", ".join((job.outcome or {}).get("outputs", {}))
-            raise NotFoundError(f"job {job.id} has no output {name[:40]!r}; it has {has}.")
-        return found
+        outputs = (self.finished(job).outcome or {}).get("outputs", {})
+        if name not in outputs:
+            raise NotFoundError(f"job {job.id} has no output {name[:40]!r}; it has {', '.join(outputs)}.")
+        return self.folder.inside(self.runner.folder_of(job.id) / outputs[name])
 
     def item(self, job: Job, base: str) -> dict[str, Any]:
         """Return the STAC Item of a job."""

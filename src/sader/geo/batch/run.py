@@ -24,7 +24,7 @@ from sader.files import write_atomically
 from sader.geo.batch.catalogue import find_scenes
 from sader.geo.batch.report import DONE, FAILED, UNCHANGED, BatchReport, SceneOutcome, write_report
 from sader.geo.batch.task import STORAGE, SceneTask, run_task
-from sader.geo.remove import RemoveRequest
+from sader.geo.scene.options import BatchSettings, RemoveRequest
 from sader.geo.scene.run import check_folder
 from sader.geo.xarray.cluster import POLL_SECONDS, check_workers, connect, fetch
 from sader.inference.scene import available_cores
@@ -36,32 +36,6 @@ NO_WORKER_SECONDS = 900.0
 """Longest wait for a worker: clusters that grow and shrink may have none for some minutes."""
 AHEAD = 2
 """Scenes handed to the cluster for each of its threads."""
-
-
-@dataclass(frozen=True)
-class BatchSettings:
-    """How many scenes are run."""
-
-    scenes: str
-    """A list, a folder of folders, or a STAC catalogue."""
-    workers: int | None = None
-    """Processes on this machine; None = one, unless the request names a dask cluster."""
-    retries: int = 2
-    """Further attempts after an error that may pass."""
-    price: float | None = None
-    """Of one core hour, or one GPU hour for scenes computed on a GPU."""
-    summary: str | None = None
-    """JSON report of the run; None = run.json in the output folder, or for object storage in a folder of that name."""
-    series: bool = False
-    """Clean every date of each scene instead of one."""
-    nearest: int | None = None
-    """Of a series: dates nearest in time that each date is cleaned with; None = all."""
-
-    def __post_init__(self) -> None:
-        for name, least in (("workers", 1), ("retries", 0), ("price", 0)):
-            value = getattr(self, name)
-            if value is not None and value < least:
-                raise ConfigError(f"{name} is {value}; expected {least} or more.")
 
 
 def remove_scenes(

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from sader.bands import BAND_LISTS, canonical, names_of_file, planetscope_names
-from sader.errors import BandError, DataError, require
+from sader.errors import BandError, DataError, listed, require
 from sader.geo.offset import decide_tags, sample_windows
 from sader.geo.read.raster import BandFile, GeoTiffSource, alpha_band, grid_of, has_mask, opened, reading
 from sader.inference.values import coding_of
@@ -66,7 +66,7 @@ def open_geotiff(
         names = _names(dataset, title, bands, places)
         if bands is not None and (own := [band for band in names if band in bands]) != list(bands):
             notices.append(
-                f"{title} names its bands itself ({_short(own)}): --bands selects some, its order is not used."
+                f"{title} names its bands itself ({listed(own)}): --bands selects some, its order is not used."
             )
         files = tuple(BandFile(path, number) for number in places)
         picked = [i for i, band in enumerate(names) if bands is None or band in bands]
@@ -139,9 +139,9 @@ def _names(dataset: Any, title: str, bands: Sequence[str] | None, places: Sequen
             written = names_of_file([c if c in ("red", "green", "blue", "nir") else None for c in colours])
     if bands is not None and (written is None or not set(bands) <= set(written)):
         if len(bands) != len(places):
-            has = "no names" if written is None else f"the names {_short(written)}"
+            has = "no names" if written is None else f"the names {listed(written)}"
             raise BandError(
-                f"--bands gives {len(bands)} names ({_short(bands)}), but {title} has {len(places)} bands with "
+                f"--bands gives {len(bands)} names ({listed(bands)}), but {title} has {len(places)} bands with "
                 f"{has}. Give one name for each band of the file, or choose among its own names."
             )
         return tuple(bands)
@@ -174,10 +174,6 @@ def _zeros_stand_out(dataset: Any, places: Sequence[int]) -> bool:
         every, some = every + int(zero.all(axis=0).sum()), some + int(zero.any(axis=0).sum())
         count += part.height * part.width
     return every > EMPTY_SHARE * count and some <= 1.1 * every
-
-
-def _short(names: Sequence[str], most: int = 16) -> str:
-    return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")
 
 
 def _highest(dataset: Any, place: int) -> float | None:

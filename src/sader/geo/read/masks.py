@@ -11,10 +11,10 @@ from __future__ import annotations
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -39,49 +39,28 @@ MASK_ENDINGS = ("_mask", "_cloudmask", "_label", "_cld", *QUALITY_ENDINGS)
 """Endings of the names of mask files."""
 
 
-class MaskProvider(Protocol):
-    """Returns the cloud mask of an acquisition."""
-
-    @property
-    def paths(self) -> tuple[str, ...]:
-        """The mask files, if any."""
-
-    def mask(self, source: DateSource, window: Window, *, grid: Grid) -> NDArray[np.bool_] | None:
-        """Return (h, w), True = cloud or shadow; None where it is not known."""
-
-
 @dataclass(frozen=True)
-class MaskedSource(WrappedSource):
-    """A source whose cloud mask comes from a provider; everything else is that of the source."""
-
-    provider: MaskProvider | None
-    """None: there is no mask, and the model estimates the clouds."""
+class Unmasked(WrappedSource):
+    """A source without a cloud mask: the model estimates the clouds."""
 
     def read_mask(self, window: Window, *, grid: Grid) -> NDArray[np.bool_] | None:
-        """Return the mask (h, w) of the provider."""
-        return None if self.provider is None else self.provider.mask(self.source, window, grid=grid)
-
-    @property
-    def paths(self) -> tuple[str, ...]:
-        return tuple(dict.fromkeys((*self.source.paths, *(() if self.provider is None else self.provider.paths))))
+        return None
 
 
 @dataclass(frozen=True)
-class QualityMask:
-    """The classification or the quality band of the product."""
+class QualityMasked(WrappedSource):
+    """A source masked by the classification or the quality band of the product; not where it has no such band."""
 
     quality: Quality
-    paths: tuple[str, ...] = ()
 
-    def mask(self, source: DateSource, window: Window, *, grid: Grid) -> NDArray[np.bool_] | None:
-        """Return where the band marks cloud or shadow; None for a source without such a band."""
-        found = source.read_classes(window, grid=grid, kind=self.quality.kind)
+    def read_mask(self, window: Window, *, grid: Grid) -> NDArray[np.bool_] | None:
+        found = self.source.read_classes(window, grid=grid, kind=self.quality.kind)
         return None if found is None else self.quality.mask(found, unknown=False)
 
 
 @dataclass(frozen=True)
-class FileMask:
-    """A mask in a file of its own, on any grid; beyond the file's edge nothing is known to be clear."""
+class FileMasked(WrappedSource):
+    """A source masked by a file of its own, on any grid; beyond the file's edge nothing is known to be clear."""
 
     file: BandFile
     quality: Quality | None = None
@@ -91,9 +70,9 @@ class FileMask:
 
     @property
     def paths(self) -> tuple[str, ...]:
-        return (self.file.path,)
+        return tuple(dict.fromkeys((*self.source.paths, self.file.path)))
 
-    def mask(self, source: DateSource, window: Window, *, grid: Grid) -> NDArray[np.bool_] | None:
+    def read_mask(self, window: Window, *, grid: Grid) -> NDArray[np.bool_] | None:
         """Return the cloud pixels of the file; True outside the file, so that the model fills them in."""
         if self.quality is not None:
             coding = LAYOUTS[self.quality.kind].coding
@@ -112,31 +91,31 @@ CACHED_BLOCKS = 8192
 
 
 @dataclass(frozen=True)
-class DetectorMask:
-    """A detector that is run on the values, block by block."""
+class DetectorMasked(WrappedSource):
+    """A source masked by a detector that is run on its values, block by block."""
 
     detector: Detector
-    bands: tuple[str, ...]
-    paths: tuple[str, ...] = ()
+    inputs: tuple[str, ...]
+    """Bands of the detector."""
     blocks: DetectorBlocks = field(default_factory=lambda: DetectorBlocks(), compare=False, repr=False)
 
-    def mask(self, source: DateSource, window: Window, *, grid: Grid) -> NDArray[np.bool_] | None:
+    def read_mask(self, window: Window, *, grid: Grid) -> NDArray[np.bool_] | None:
         """Return where the detector finds cloud or shadow; False where there is no data."""
         out = np.zeros((window.height, window.width), dtype=bool)
         for top in range(window.row // BLOCK * BLOCK, window.row + window.height, BLOCK):
             for left in range(window.col // BLOCK * BLOCK, window.col + window.width, BLOCK):
-                make = partial(self._block, source, grid, top, left)
-                block = self.blocks.get((source.name, id(source), grid, top, left), make)
+                make = partial(self._block, grid, top, left)
+                block = self.blocks.get((self.name, id(self.source), grid, top, left), make)
                 copy_common(out, window, block, Window(top, left, *block.shape))
         return out
 
-    def _block(self, source: DateSource, grid: Grid, top: int, left: int) -> NDArray[np.bool_]:
+    def _block(self, grid: Grid, top: int, left: int) -> NDArray[np.bool_]:
         height, width = min(BLOCK, grid.height - top), min(BLOCK, grid.width - left)
         row, col = max(0, top - MARGIN), max(0, left - MARGIN)
         around = Window(
             row, col, min(grid.height, top + height + MARGIN) - row, min(grid.width, left + width + MARGIN) - col
         )
-        values, valid = source.read(around, bands=self.bands, grid=grid)
+        values, valid = self.source.read(around, bands=self.inputs, grid=grid)
         found = np.zeros(valid.shape, dtype=bool) if not valid.any() else self.detector(values) & valid
         return found[top - row : top - row + height, left - col : left - col + width]
 
@@ -199,6 +178,8 @@ def with_masks(
     and in the classes of `sader mask` thick cloud, thin cloud and shadow count.
     values: "2,4", the values of mask files that count as cloud or shadow.
     """
+    if mask is not None and not isinstance(mask, str | Path):
+        mask = mask[0] if len(mask) == 1 else list(mask) or None
     chosen = None if values is None else parse_numbers(values)
     words = isinstance(mask, str) and (mask.strip().lower().partition(":")[0] in CHOICES)
     if values is not None and (chosen is None or mask is None or words):
@@ -211,15 +192,14 @@ def with_masks(
     if isinstance(mask, str):
         word = mask.strip().lower()
         if word in ("own", "head", "none"):
-            return [MaskedSource(source, None) for source in sources]
+            return [Unmasked(source) for source in sources]
         if word.partition(":")[0] in LAYOUTS:
             return _with_quality(sources, parse_quality(word), notice)
         if word in DETECTORS:
             return _with_detector(sources, word)
         if not Path(mask).exists():
             raise ConfigError(f"mask is {mask!r}, no file{did_you_mean(word, CHOICES)}")
-    providers = _file_masks(sources, mask, chosen or ())
-    return [MaskedSource(source, one) for source, one in zip(sources, providers, strict=True)]
+    return _with_files(sources, mask, chosen or ())
 
 
 def _with_quality(sources: Sequence[DateSource], quality: Quality, notice: Notice | None) -> list[DateSource]:
@@ -234,7 +214,7 @@ def _with_quality(sources: Sequence[DateSource], quality: Quality, notice: Notic
         )
     if without and notice:
         notice(f"{', '.join(without)}: no {what.removesuffix(' (SCL)')}; the model estimates the clouds there.")
-    return [MaskedSource(source, QualityMask(quality)) for source in sources]
+    return [QualityMasked(source, quality) for source in sources]
 
 
 def _with_detector(sources: Sequence[DateSource], word: str) -> list[DateSource]:
@@ -248,13 +228,13 @@ def _with_detector(sources: Sequence[DateSource], word: str) -> list[DateSource]
                 f"{source.name} has no {', '.join(missing)}; the mask {word} needs {', '.join(bands)}.{level} "
                 "Leave --mask out for the model's own estimate."
             )
-    provider = DetectorMask(detector, bands)
-    return [MaskedSource(source, provider) for source in sources]
+    blocks = DetectorBlocks()
+    return [DetectorMasked(source, detector, bands, blocks) for source in sources]
 
 
-def _file_masks(
+def _with_files(
     sources: Sequence[DateSource], mask: str | Path | Sequence[str | Path], values: tuple[int, ...]
-) -> list[FileMask]:
+) -> list[DateSource]:
     if isinstance(mask, (str, Path)):
         path = Path(mask)
         if path.is_dir():
@@ -262,21 +242,19 @@ def _file_masks(
         with reading(str(path)):
             count = int(opened(str(path)).count)
         if count == len(sources):
-            return [_checked(path, number, values) for number in range(1, count + 1)]
+            return [_checked(source, path, number, values) for number, source in enumerate(sources, start=1)]
         raise DataError(
             f"the mask {path.name} has {count} bands for {len(sources)} dates; expected one band for each date, one "
             "file for each date, or a folder of masks with the dates in their names."
         )
     paths = [Path(entry) for entry in mask]
-    if len(paths) == 1:
-        return _file_masks(sources, paths[0], values)
     if len(paths) != len(sources):
         raise DataError(f"{len(paths)} mask files for {len(sources)} dates; expected one for each, in the same order.")
-    return [_checked(path, 1, values) for path in paths]
+    return [_checked(source, path, 1, values) for source, path in zip(sources, paths, strict=True)]
 
 
-def _in_folder(folder: Path, source: DateSource, values: tuple[int, ...]) -> FileMask:
-    """Return the mask of a source: the file of its name, or of its date."""
+def _in_folder(folder: Path, source: DateSource, values: tuple[int, ...]) -> FileMasked:
+    """Return a source with its mask: the file of its name, or of its date."""
     files = sorted(file for file in folder.iterdir() if file.suffix.lower() in (".tif", ".tiff", ".jp2", ".vrt"))
     stem = Path(source.name).stem
     others = [file for file in files if file.name != Path(source.name).name and not file.stem.endswith("_probability")]
@@ -285,12 +263,12 @@ def _in_folder(folder: Path, source: DateSource, values: tuple[int, ...]) -> Fil
         for ending in MASK_ENDINGS:
             bare = bare.removesuffix(ending)
         if bare == stem.lower():
-            return _checked(file, 1, values)
+            return _checked(source, file, 1, values)
     if source.date is not None:
         days = (f"{source.date:%Y-%m-%d}", f"{source.date:%Y%m%d}", f"{source.date:%Y_%m_%d}")
         dated = [file for file in others if any(day in file.stem for day in days)]
         if len(dated) == 1:
-            return _checked(dated[0], 1, values)
+            return _checked(source, dated[0], 1, values)
         if len(dated) > 1:
             names = ", ".join(file.name for file in dated[:4])
             raise DataError(f"{folder} holds {len(dated)} masks for {source.name} ({names}); expected one. Name it.")
@@ -300,22 +278,23 @@ def _in_folder(folder: Path, source: DateSource, values: tuple[int, ...]) -> Fil
     )
 
 
-def _checked(path: Path, index: int, chosen: tuple[int, ...]) -> FileMask:
-    """Return the mask in a file after checking its values. chosen: those that the user counts as cloud."""
+def _checked(source: DateSource, path: Path, index: int, chosen: tuple[int, ...]) -> FileMasked:
+    """Return a source with the mask of a file, after checking its values. chosen: those that count as cloud."""
+    masked = FileMasked(source, BandFile(str(path), index))
     with reading(str(path)):
         dataset = opened(str(path))
         grid = grid_of(dataset)
         if not 1 <= index <= dataset.count:
             raise DataError(f"the mask {path.name} has {dataset.count} bands; expected a band {index}.")
         if chosen:
-            return FileMask(BandFile(str(path), index), values=chosen)
+            return replace(masked, values=chosen)
         if CLASSES_TAG in dataset.tags():
-            return FileMask(BandFile(str(path), index), values=HIDDEN_CLASSES)
+            return replace(masked, values=HIDDEN_CLASSES)
         if (kind := kind_in(path.stem) or kind_in(dataset.descriptions[index - 1] or "")) is not None:
-            return FileMask(BandFile(str(path), index), parse_quality(kind))
+            return replace(masked, quality=parse_quality(kind))
         values: set[float] = set()
         for window in sample_windows(grid.height, grid.width):
-            part = read_band(BandFile(str(path), index), window, grid=grid, coding=OUTSIDE, categories=True)
+            part = read_band(masked.file, window, grid=grid, coding=OUTSIDE, categories=True)
             values |= set(np.unique(part[~np.isnan(part)]).tolist())  # NaN is not known to be clear, like 255
     if not (values <= {0, 1} or values <= {0, 255} or values <= {0, 1, 255}):
         shown = ", ".join(f"{value:g}" for value in sorted(values)[:8])
@@ -324,4 +303,4 @@ def _checked(path: Path, index: int, chosen: tuple[int, ...]) -> FileMask:
             "that count as cloud (--mask-values 2,4). A file with SCL, Fmask, QA_PIXEL or QA60 as a word of its name "
             "(2022-03-10_SCL.tif) is read as such; turn probabilities into a mask first."
         )
-    return FileMask(BandFile(str(path), index))
+    return masked

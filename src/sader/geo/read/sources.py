@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from sader.bands import band_in_filename, parse_bands
-from sader.errors import BandError, DataError
+from sader.errors import BandError, DataError, listed
 from sader.geo.read.geotiff import RASTERS, date_in, open_geotiff
 from sader.geo.read.landsat import open_product, products_in
 from sader.geo.read.masks import MASK_ENDINGS
@@ -213,5 +213,5 @@ def _count(path: Path) -> int:
         return int(opened(str(path)).count)
 
 
-def _few(paths: Sequence[Path] | Sequence[DateSource]) -> str:
-    return ", ".join(path.name for path in paths[:3]) + (f" and {len(paths) - 3} more" if len(paths) > 3 else "")
+def _few(found: Sequence[Path] | Sequence[DateSource]) -> str:
+    return listed([one.name for one in found], most=3)

@@ -1,4 +1,4 @@
-"""A large result on disk: rows appended to a plain file, then turned into a Cloud Optimized GeoTIFF.
+"""The images of a scene, and each on disk: rows appended to a plain file, then turned into a Cloud Optimized GeoTIFF.
 
 A TIFF that is half written is lost when its process is killed, because its directory comes last. A plain file of rows
 is not, so the result grows there. GDAL compresses it into the COG, with overviews that are computed here in threads
@@ -11,6 +11,7 @@ import os
 import shutil
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
+from colorsys import hsv_to_rgb
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -26,8 +27,10 @@ from sader.errors import SaderError, require
 from sader.files import replace, sync_folder, write_atomically, write_error
 from sader.geo.grid import Grid, crs_of
 from sader.geo.read.raster import open_raster
+from sader.geo.scene.options import SceneOptions
+from sader.geo.stack import DateSource
 from sader.inference.scene import available_cores
-from sader.inference.values import ValueCoding, fill_value
+from sader.inference.values import FILLED, NODATA, UNKNOWN, ValueCoding, fill_value
 
 GDAL_TYPES = {
     "uint8": "Byte", "int8": "Int8", "uint16": "UInt16", "int16": "Int16", "uint32": "UInt32", "int32": "Int32",
@@ -279,3 +282,57 @@ def writing(target: Path | str) -> Iterator[None]:
 def check_names(bands: Sequence[str]) -> tuple[str, ...]:
     """Return band names without control characters, which XML refuses."""
     return tuple("".join(letter for letter in band if letter.isprintable()) for band in bands)
+
+
+# ------------------------------------------------------------------------------------------------ the images of a scene
+
+GOLDEN = 0.618
+"""Step of the hue from one date to the next: any number of hues stay apart."""
+CODES = ValueCoding("uint8", 1.0, 0.0, float(NODATA), declared=False)
+"""Provenance and source dates."""
+MASKS = ValueCoding("uint8", 1.0, 0.0, float(UNKNOWN), declared=False)
+"""Masks and counts of clear dates."""
+SPREAD = ValueCoding("float32", 1.0, 0.0, float("nan"), declared=False)
+
+PROVENANCE_LEGEND = (
+    ("nodata", (128, 128, 128, 0)),
+    ("observed", (28, 46, 84, 255)),
+    ("reconstructed", (245, 245, 245, 255)),
+)
+"""Name and colour of `NODATA`, `OBSERVED` and `RECONSTRUCTED`."""
+
+
+def side_file(target: Path, name: str) -> Path:
+    """Return the path of a layer beside the output: clear.tif -> clear_count.tif."""
+    return target.with_name(f"{target.stem}_{name}{target.suffix}")
+
+
+def layers_of(
+    bands: Sequence[str], coding: ValueCoding, options: SceneOptions, sources: Sequence[DateSource] = ()
+) -> tuple[Layer, ...]:
+    """Return the images to write. coding: of the result; sources: the dates, by which masks and codes are named."""
+    bands = check_names(bands)
+    layers = [Layer("result", bands, coding)]
+    if options.uncertainty:
+        layers.append(Layer("uncertainty", tuple(f"{band} standard deviation" for band in bands), SPREAD))
+    if options.count:
+        layers.append(Layer("count", ("clear observations",), MASKS, categories=True))
+    if options.save_masks:
+        layers.append(Layer("masks", check_names([one.name for one in sources]), MASKS, categories=True))
+    if options.provenance:
+        meaning = ("provenance: 0 nodata, 1 observed, 2 reconstructed",)
+        layers.append(Layer("provenance", meaning, CODES, categories=True, legend=PROVENANCE_LEGEND))
+    if options.source_date:
+        meaning = ("date that contributes most",)
+        layers.append(Layer("source_date", meaning, CODES, categories=True, legend=source_legend(sources)))
+    return tuple(layers)
+
+
+def source_legend(sources: Sequence[DateSource]) -> tuple[tuple[str, tuple[int, int, int, int]], ...]:
+    """Return name and colour of each code of the layer of source dates."""
+    dates = []
+    for number, source in enumerate(sources):
+        red, green, blue = (round(255 * part) for part in hsv_to_rgb(0.6 + GOLDEN * number, 0.6, 0.9))
+        dates.append((check_names([source.day or source.name])[0], (red, green, blue, 255)))
+    unused = [("", (0, 0, 0, 0))] * (FILLED - 1 - len(dates))
+    return PROVENANCE_LEGEND[NODATA], *dates, *unused, ("no date", (40, 40, 40, 255))

@@ -36,7 +36,7 @@ from sader.figures.picture import (
 from sader.files import file_digest, write_atomically
 from sader.geo.grid import DEGREES, Grid, crs_of, in_degrees
 from sader.geo.read.raster import open_raster, reading
-from sader.geo.scene.options import PROVENANCE_LEGEND, side_file
+from sader.geo.scene.cog import PROVENANCE_LEGEND
 from sader.geo.scene.run import SceneReport
 from sader.geo.scene.source import overview_grid, read_overview
 from sader.geo.stack import DateSource, GeoStack
@@ -152,7 +152,7 @@ class _Content:
             if index < MOST_DATES:
                 hidden = (np.nan_to_num(self.overview.cloud[index]) >= HIDDEN_FROM) & self.overview.valid[index]
                 caption, own = _caption(self.stack, self.report, index), index == self.report.reference_index
-                figures.append(Figure(self.colour(self.images[index]), caption, hidden, own))
+                figures.append(Figure(self.colour(self.images[index]), caption, own, hidden))
         left_out = len(self.stack.sources) - MOST_DATES
         more = html.paragraph(f"{left_out} more dates are not shown.") if left_out > 0 else ""
         note = "Masks are those of the overview. The date that was cleaned is masked at full size, and more cautiously."
@@ -253,8 +253,8 @@ def small_reflectance(path: str, shape: tuple[int, int], stack: GeoStack) -> NDA
 
 def _layer(report: SceneReport, name: str, shape: tuple[int, int]) -> NDArray[np.generic] | None:
     """Return a small version (C, h, w) of a layer beside the result; None where it was not written."""
-    file = str(side_file(Path(report.output), name))
-    return _numbers(file, shape) if file in report.files else None
+    file = report.layer(name)
+    return None if file is None else _numbers(file, shape)
 
 
 def _numbers(path: str, shape: tuple[int, int]) -> NDArray[np.generic]:
@@ -326,8 +326,7 @@ def _values(
     values, valid = stack.sources[date].read(place, bands=bands, grid=stack.grid)
     numbers = _pixel(scene.output, place)[[stack.bands.index(band) for band in bands]]
     after, there = decode_array(numbers, (stack.coding, stack.coding))
-    side = next(file for file in scene.files if file.endswith("_provenance.tif"))
-    rebuilt = int(_pixel(side, place)[0, 0, 0]) == RECONSTRUCTED
+    rebuilt = int(_pixel(scene.layer("provenance") or "", place)[0, 0, 0]) == RECONSTRUCTED
     state = "nodata" if not valid[0, 0] else "hidden" if rebuilt else "clear"
     origin = "nodata" if not there[0, 0] else "reconstructed" if rebuilt else "observed"
     return _ndvi(values, valid), _ndvi(after, there), state, origin
@@ -346,7 +345,7 @@ def _image(stack: GeoStack, source: DateSource, grid: Grid) -> NDArray[np.float3
 
 
 def _day(source: DateSource) -> str:
-    return source.name if source.date is None else f"{source.date:%Y-%m-%d}"
+    return source.day or source.name
 
 
 def _vegetation_bands(stack: GeoStack) -> tuple[str, str]:

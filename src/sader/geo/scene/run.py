@@ -22,14 +22,14 @@ from typing import Any
 from sader._version import __version__
 from sader.errors import ClusterError, ConfigError, DataError, OutputError, SaderError, require
 from sader.geo.read.raster import close_files, open_raster
-from sader.geo.scene.cog import Layer, RowFile, make_cog, publish_cog, writing
-from sader.geo.scene.options import SceneOptions, layers_of, side_file
+from sader.geo.scene.cog import Layer, RowFile, layers_of, make_cog, publish_cog, side_file, writing
+from sader.geo.scene.options import SceneOptions
 from sader.geo.scene.resume import RowFiles, WorkFolder, describe_source, job_digest
 from sader.geo.scene.source import StackScene, check_order, read_overview
 from sader.geo.stack import GeoStack
-from sader.inference.remover import DEFAULT_MODEL, CloudRemover
-from sader.inference.scene import Executor, ScenePlan, SceneSource, local_executor, run_rows, warmed_up
-from sader.inference.scene_match import Overview, check_reference, find_reference
+from sader.inference.remover import DEFAULT_MODEL, CloudRemover, default_backend
+from sader.inference.scene import GPU_BATCH, Executor, ScenePlan, SceneSource, local_executor, run_rows, warmed_up
+from sader.inference.scene_match import Overview, find_reference
 from sader.inference.tiling import Notes, Notice, Progress
 
 CACHE_BYTES = 256 * 2**20
@@ -75,6 +75,11 @@ class SceneReport:
     def as_dict(self) -> dict[str, Any]:
         """Return the report as plain values for JSON."""
         return asdict(self)
+
+    def layer(self, name: str) -> str | None:
+        """Return the file of a layer, such as "provenance"; None where it was not written."""
+        file = self.output if name == "result" else str(side_file(Path(self.output), name))
+        return file if file in self.files else None
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> SceneReport:
@@ -254,7 +259,15 @@ def checked(remover: CloudRemover, options: SceneOptions) -> tuple[CloudRemover,
 
 def scene_remover(remover: CloudRemover, options: SceneOptions) -> CloudRemover:
     """Return the remover with the tiles, masks and backend of a scene."""
-    return remover.with_options(**options.for_remover(remover.options, remover.device))
+    own = remover.options
+    changes = {key: value for key, value in vars(options).items() if key in vars(own) and value is not None}
+    if options.tile is not None and options.overlap is None:
+        changes["overlap"] = min(own.overlap, options.tile // 4)
+    if options.batch_size is None and own.batch_size == 1 and remover.device.type != "cpu":
+        changes["batch_size"] = GPU_BATCH
+    if options.backend is None and own.backend == "torch":
+        changes["backend"] = default_backend(remover.device)
+    return remover.with_options(**changes)
 
 
 def open_scene(stack: GeoStack, remover: CloudRemover) -> tuple[StackScene, Overview]:
@@ -268,15 +281,12 @@ def _start_rows(
 ) -> tuple[RowFiles, StackScene, Overview]:
     """Read the overview, choose the reference date and match the dates to it; return the files of rows as well."""
     stack, remover, options = scene.stack, scene.remover, scene.options
-    plan = ScenePlan(
-        shape=stack.grid.shape,
-        bands=stack.bands,
-        codings=stack.codings,
-        days=None if stack.days is None else tuple(stack.days),
-        reference=None,
-        match=None,
-        tile=remover.tile_size,
-        overlap=remover.options.overlap,
+    plan = ScenePlan.of(
+        remover,
+        stack.grid.shape,
+        stack.bands,
+        stack.codings,
+        stack.days,
         steps=options.steps,
         seed=options.seed,
         samples=options.sample_count,
@@ -357,10 +367,8 @@ def scene_report(
 def choose_reference(options: SceneOptions, stack: GeoStack, overview: Overview, notice: Notice) -> int | None:
     """Return the date to clean, None for a new image."""
     names = [source.name for source in stack.sources]
-    days = [None if source.date is None else f"{source.date:%Y-%m-%d}" for source in stack.sources]
-    wanted = options.reference
-    reference = find_reference(wanted, names, days, overview.clear_share)
-    check_reference(wanted, reference, overview, names)
+    days = [source.day for source in stack.sources]
+    reference = find_reference(options.reference, names, overview, days=days)
     if reference is not None and not stack.sources[reference].grid.same_as(stack.grid):
         notice(
             f"{names[reference]} lies on another grid than the output: its pixels are interpolated, not copied bit "

@@ -19,10 +19,10 @@ from sader.geo.scene.options import SceneOptions
 from sader.geo.scene.run import scene_remover
 from sader.geo.xarray.cluster import same
 from sader.geo.xarray.cube import Cube, cube_scene, cube_window, mask_data, open_cube, result_arrays
-from sader.inference.scene import Pending, RawTile, ScenePlan, as_arrays, predict_windows
-from sader.inference.scene_match import SceneMatch, check_reference, decimation, find_reference, intra_op_threads
+from sader.inference.scene import FinishedRows, Pending, RawTile, ScenePlan, as_arrays, predict_windows
+from sader.inference.scene_match import SceneMatch, decimation, find_reference, intra_op_threads
 from sader.inference.tiling import Window, common
-from sader.inference.values import HIGHEST, LOWEST, MOST_SOURCES, NODATA, OBSERVED, RECONSTRUCTED, UNKNOWN
+from sader.inference.values import HIGHEST, LOWEST, MOST_SOURCES, as_tensor
 
 if TYPE_CHECKING:
     import xarray as xr
@@ -97,7 +97,7 @@ def _clear(
         date = int(scene.overview(remover).clear_share.argmax()) if remover.matches_dates or masks is not None else None
     made = remover.predict(
         scene.cloudy.clip(LOWEST, HIGHEST),
-        reference=find_reference(date, cube.names, [None] * cube.shape[0], None),
+        reference=find_reference(date, cube.names),
         cloud_mask=list(scene.masks),
         days=cube.days,
         valid=scene.valid,
@@ -111,17 +111,11 @@ def _clear(
 
 def _layers(made: Removal, valid: NDArray[np.bool_], threshold: float) -> dict[str, NDArray[Any]]:
     """Return a result in memory as the layers of `clear_dataset`."""
-    found: dict[str, NDArray[Any]] = {"clear": made.clear}
-    if made.spread is not None:
-        found["uncertainty"] = made.spread
-    shown = np.isfinite(made.clear).all(axis=0)
-    found["provenance"] = np.where(made.kept, OBSERVED, np.where(shown, RECONSTRUCTED, NODATA)).astype(np.uint8)
-    if made.cloud is not None:
-        count = (valid & (made.cloud < threshold)).sum(axis=0).clip(max=UNKNOWN - 1)
-        found["clear_count"] = np.where(valid.any(axis=0), count, UNKNOWN).astype(np.uint8)
-    if made.source_date is not None:
-        found["source_date"] = made.source_date.astype(np.uint8)
-    return found
+    clear, kept, there = as_tensor(made.clear), as_tensor(made.kept), as_tensor(valid)
+    cloud, spread, source = (None if x is None else as_tensor(x) for x in (made.cloud, made.spread, made.source_date))
+    shown, none = clear.isfinite().all(dim=0), clear[:0]
+    part = FinishedRows(clear, shown, kept, there, none if cloud is None else cloud, spread, None, source)
+    return part.variables(threshold)
 
 
 def clear_dataset(
@@ -135,19 +129,16 @@ def clear_dataset(
     extras: bool = True,
     **options: Any,
 ) -> xr.Dataset:
-    """Return the lazy clear image and its layers; nothing is computed until it is needed.
+    """Return the lazy clear image and its layers; nothing is computed until it is needed. See also `remove_xarray`.
 
     array: (time, band, y, x) in any order and any chunking, dask or NumPy, opened (`cube.open_cube`) or not.
     remover: its weights go to each worker once. On a CPU tiles run in parallel on the threads of a worker; on a GPU one
         after the other.
-    reference: the date to clean: "auto" (the clearest, found on the overview when the result is computed), an index, a
-        date such as "2022-05-13", or None for a new image.
-    cloud_mask: (time, y, x), True = cloud or shadow; None: the model estimates it.
+    reference: with "auto" the clearest date is found on the overview when the result is computed.
     chunks: edge of the chunks of the result; None = tile - overlap.
     scene_match: match the dates of the whole scene, as `CloudRemover.predict` does; even a corner of the result then
         needs the overview. False: each tile by itself.
     extras: False leaves only `clear`; tiles are then smaller while they wait for their neighbours.
-    options: tile, overlap, seed, samples, steps, min_count, max_uncertainty and others of `SceneOptions`.
 
     clear: (band, y, x) reflectance, NaN where no date has data, or min_count or max_uncertainty withholds it.
     uncertainty: (band, y, x) expected standard deviation, 0 where the pixel was observed; for several samples, or a
@@ -168,7 +159,7 @@ def clear_dataset(
     if len(plan.windows) == 1 or cube.shape[0] == 1 or not remover.matches_dates:
         scene_match = False
     if str(reference).lower() != "auto":
-        date = find_reference(reference, cube.names, [None] * cube.shape[0], None)
+        date = find_reference(reference, cube.names)
         plan = _referred(plan, date, None)
     regions = _graph(cube, plan, remover, mask, _edge(chunks, plan), reference, scene_match)
     layers = {"clear": _joined(regions, "clear", plan, np.float32)}
@@ -184,15 +175,12 @@ def cube_plan(cube: Cube, remover: CloudRemover, options: SceneOptions, *, extra
     """Return the plan of a cube before its overview is known."""
     samples = options.samples or 1
     dates, _, height, width = cube.shape
-    return ScenePlan(
-        shape=(height, width),
-        bands=cube.bands,
-        codings=((cube.coding,) * len(cube.bands),) * dates,
-        days=cube.days,
-        reference=None,
-        match=None,
-        tile=remover.tile_size,
-        overlap=remover.options.overlap,
+    return ScenePlan.of(
+        remover,
+        (height, width),
+        cube.bands,
+        ((cube.coding,) * len(cube.bands),) * dates,
+        cube.days,
         steps=options.steps,
         seed=options.seed,
         samples=samples,
@@ -231,8 +219,7 @@ def find_plan(
     """Return the plan with the reference date and the match found on the decimated dates."""
     with remover.turn:
         overview = cube_scene(cube, numbers, masks).as_overview(remover)
-        date = find_reference(reference, cube.names, [None] * len(cube.names), overview.clear_share)
-        check_reference(reference, date, overview, cube.names)
+        date = find_reference(reference, cube.names, overview)
         return _referred(plan, date, overview.match(remover, date, plan.shape) if match else None)
 
 
@@ -263,15 +250,7 @@ def finish_chunk(
     for window, tile in zip(windows, tiles, strict=True):
         if tile is not None:
             pending.add(window, RawTile.of(tile))
-    part = pending.finished(area.height, options)
-    found = {"clear": part.clear.numpy(), "provenance": part.provenance().numpy()}
-    if len(plan.clouds) == len(plan.codings):
-        found["clear_count"] = part.count(options.cloud_threshold).numpy()
-    if part.source_date is not None:
-        found["source_date"] = part.source_date.numpy()
-    if part.spread is not None:
-        found["uncertainty"] = part.spread.numpy()
-    return found
+    return pending.finished(area.height, options).variables(options.cloud_threshold)
 
 
 # ------------------------------------------------------------------------------------------------ the graph

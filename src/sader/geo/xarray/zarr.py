@@ -12,7 +12,8 @@ import os
 import shutil
 import time
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -24,8 +25,8 @@ from sader.errors import ClusterError, DataError, OutputError, SaderError, Value
 from sader.files import sync_folder
 from sader.geo.grid import Grid, crs_of
 from sader.geo.read.raster import open_raster
-from sader.geo.scene.cog import IDENTITY, RowFile, writing
-from sader.geo.scene.options import SceneOptions, layers_of
+from sader.geo.scene.cog import IDENTITY, RowFile, layers_of, writing
+from sader.geo.scene.options import SceneOptions
 from sader.geo.scene.resume import CHUNKS, REPLACED, STORE, RowFiles, WorkFolder, job_digest, sampled_hash
 from sader.geo.scene.run import MakeExecutor, SceneReport, checked, job_facts, missing_rows, resumable, scene_report
 from sader.geo.stack import GeoStack
@@ -41,7 +42,7 @@ from sader.geo.xarray.cube import (
 )
 from sader.geo.xarray.lazy import cube_plan
 from sader.inference.scene import ScenePlan, SceneWindow
-from sader.inference.scene_match import Overview, check_reference, decimation, find_reference
+from sader.inference.scene_match import Overview, decimation, find_reference
 from sader.inference.tiling import Notes, Notice, Progress, Window
 from sader.inference.values import REFLECTANCE, ValueCoding, decode_array, fill_value
 
@@ -131,9 +132,7 @@ def clear_zarr(
                 work.remove()
             raise
         report = scene_report(work, plan, overview, remover, options, names=cube.names)
-        with writing(target):
-            store = _write_store(rows, cube, report)
-            publish_store(store, target)
+        _write_store(rows, cube, report, target)
         work.remove()
     return replace(report, seconds=time.perf_counter() - started, notices=notify.texts)
 
@@ -146,9 +145,7 @@ def _planned(
     overview = cube_scene(cube, *source.part(decimation(*source.shape))).as_overview(remover)
     if not overview.valid.any() and not _any_valid(source):
         raise ValueRangeError(f"no date of {path} has a valid pixel. Check its nodata value (_FillValue).")
-    wanted = options.reference
-    date = find_reference(wanted, cube.names, [None] * cube.shape[0], overview.clear_share)
-    check_reference(wanted, date, overview, cube.names)
+    date = find_reference(options.reference, cube.names, overview)
     plan = cube_plan(cube, remover, replace(options, samples=options.sample_count), extras=True)
     match = overview.match(remover, date, plan.shape)
     every = options.count or remover.options.min_count
@@ -189,12 +186,12 @@ VARIABLES = {
 """Layer -> variable of the store."""
 
 
-def _write_store(rows: RowFiles, cube: Cube, report: SceneReport) -> Path:
-    """Write the rows of all layers as a store in the work folder and return its folder."""
+def _write_store(rows: RowFiles, cube: Cube, report: SceneReport, target: Path) -> None:
+    """Write the rows of all layers as a store."""
     import dask.array as da
     import xarray
 
-    part, plan = new_store(rows.work.path), rows.plan
+    plan = rows.plan
     edge = max(plan.shape) if len(plan.windows) == 1 else plan.tile - plan.overlap
     empty = {}
     for layer in (file.layer for file in rows.files):
@@ -203,30 +200,39 @@ def _write_store(rows: RowFiles, cube: Cube, report: SceneReport) -> Path:
         empty[VARIABLES[layer.name]] = da.zeros((*bands, *plan.shape), dtype=layer.coding.dtype, chunks=chunks)
     variables = result_arrays(cube, empty)
     variables["clear"].attrs.update(coding_attributes(cube.coding))
-    store = create_store(part, xarray.Dataset(variables))
-    for file in rows.files:
-        _copy_rows(file, store[VARIABLES[file.layer.name]], edge)
-    store.attrs.update({"sader_job": rows.work.digest, "sader_report": report.as_dict()})
-    sync_store(part)
-    return part
+    with new_store(target, xarray.Dataset(variables), work=rows.work.path) as store:
+        for file in rows.files:
+            _copy_rows(file, store[VARIABLES[file.layer.name]], edge)
+        store.attrs.update({"sader_job": rows.work.digest, "sader_report": report.as_dict()})
 
 
-def new_store(work: Path) -> Path:
-    """Return the path of an unfinished store in a work folder; one of an earlier run is deleted."""
-    part = work / STORE
-    if part.exists():
-        shutil.rmtree(part)
-    return part
+@contextmanager
+def new_store(target: Path, dataset: xr.Dataset, *, work: Path) -> Iterator[Any]:
+    """Yield a store in the folder `work` with the variables of a dataset but not their data; then name it `target`.
 
-
-def create_store(part: Path, dataset: xr.Dataset) -> Any:
-    """Create the variables of a dataset without their data and return the opened store."""
+    An unfinished store of an earlier run is deleted. A store that has the name stays in the work folder until all files
+    of the new one are on the disk and it has the name.
+    """
     import zarr
 
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message=".*Zarr (V3|format 3)")  # text as band names
-        dataset.to_zarr(part, consolidated=False, compute=False)
-    return zarr.open_group(str(part), mode="r+")
+    part, old = work / STORE, work / REPLACED
+    with writing(target):
+        if part.exists():
+            shutil.rmtree(part)
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", message=".*Zarr (V3|format 3)")  # text as band names
+            dataset.to_zarr(part, consolidated=False, compute=False)
+        yield zarr.open_group(str(part), mode="r+")
+        for path in part.rglob("*"):
+            if path.is_file():
+                with open(path, "rb") as opened:
+                    os.fsync(opened.fileno())
+        if old.exists():
+            shutil.rmtree(old)
+        if target.exists():
+            target.rename(old)
+        part.rename(target)
+        sync_folder(target.parent)
 
 
 def coding_attributes(coding: ValueCoding) -> dict[str, Any]:
@@ -237,30 +243,11 @@ def coding_attributes(coding: ValueCoding) -> dict[str, Any]:
     return found
 
 
-def sync_store(part: Path) -> None:
-    """Wait until all files of a store are on the disk."""
-    for path in part.rglob("*"):
-        if path.is_file():
-            with open(path, "rb") as opened:
-                os.fsync(opened.fileno())
-
-
 def _copy_rows(file: RowFile, variable: Any, edge: int) -> None:
     """Copy all rows into a variable, one row of chunks at a time."""
     for top in range(0, file.grid.height, edge):
         lines = file.read(top, edge).swapaxes(0, 1)
         variable[..., top : top + lines.shape[1], :] = lines if variable.ndim == 3 else lines[0]
-
-
-def publish_store(part: Path, target: Path) -> None:
-    """Give the finished store its name; an old one stays in the work folder until the new one has it."""
-    old = part.with_name(REPLACED)
-    if old.exists():
-        shutil.rmtree(old)
-    if target.exists():
-        target.rename(old)
-    part.rename(target)
-    sync_folder(target.parent)
 
 
 def store_attributes(target: Path) -> dict[str, Any]:
@@ -361,17 +348,13 @@ def write_dates(target: Path, stack: GeoStack, done: Done, *, work: Path, jobs: 
     """
     codings = {stack.sources[date].coding for date, _ in done}
     coding = codings.pop() if len(codings) == 1 else REFLECTANCE
-    with writing(target):
-        part = new_store(work)
-        layers, empty = _empty(stack, done, coding)
-        store = create_store(part, empty)
+    layers, empty = _empty(stack, done, coding)
+    with new_store(target, empty, work=work) as store:
         for number, (date, scene) in enumerate(done):
             for layer in layers:
                 own = stack.sources[date].coding if layer == "result" else None
-                _copy(_file(scene, layer), store[VARIABLES[layer]], number, own, coding)
+                _copy(scene.layer(layer) or "", store[VARIABLES[layer]], number, own, coding)
         store.attrs.update({"sader_jobs": list(jobs), "sader_dates": [(date, one.as_dict()) for date, one in done]})
-        sync_store(part)
-        publish_store(part, target)
 
 
 def find_dates(target: Path, jobs: Sequence[str]) -> list[tuple[int, SceneReport]] | None:
@@ -380,10 +363,6 @@ def find_dates(target: Path, jobs: Sequence[str]) -> list[tuple[int, SceneReport
     if found.get("sader_jobs") != list(jobs):
         return None
     return [(int(date), SceneReport.from_dict(report)) for date, report in found["sader_dates"]]
-
-
-def _file(scene: SceneReport, layer: str) -> str:
-    return scene.output if layer == "result" else f"{scene.output.removesuffix('.tif')}_{layer}.tif"
 
 
 def _copy(path: str, variable: Any, number: int, own: ValueCoding | None, coding: ValueCoding) -> None:
@@ -403,8 +382,7 @@ def _empty(stack: GeoStack, done: Done, coding: ValueCoding) -> tuple[list[str],
     import dask.array as da
     import xarray
 
-    first = done[0][1]
-    layers = [layer for layer in VARIABLES if _file(first, layer) in first.files]
+    layers = [layer for layer in VARIABLES if done[0][1].layer(layer) is not None]
     types = {"result": coding.dtype, "uncertainty": "float32"}
     variables = {}
     for layer in layers:
