@@ -30,6 +30,7 @@ def test_size_is_the_published_one() -> None:
     assert abs(count_parameters(usual.counted) / 1e6 / SYSTEM.printed[0] - 1) < 0.02
 
 
+@pytest.mark.slow
 def test_a_sample_costs_five_forwards() -> None:
     with torch.device("meta"):
         network = Emrdm(EmrdmConfig()).eval()

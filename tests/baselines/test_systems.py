@@ -63,6 +63,8 @@ TINY = {
 BANDS = ["bands=[B02,B03,B04,B08]", "aux_bands=[]"]
 OWN = ("mcgan", "pix2pix", "ae", "cyclegan", "stgan", "ctgan", "pmaa")
 GANS = ("mcgan", "pix2pix", "cyclegan", "stgan", "ctgan", "pmaa")
+LARGE = ("cyclegan", "stgan", "ctgan", "pmaa")
+"""Systems whose training step takes seconds even when tiny."""
 
 
 def tiny_config(name: str, *more: str) -> BaselineModelConfig:
@@ -275,7 +277,7 @@ def test_each_autoencoder_sees_its_own_band_alone(series, noise_for):
 # ------------------------------------------------------------------------------------------------ losses
 
 
-@pytest.mark.parametrize("name", OWN)
+@pytest.mark.parametrize("name", [pytest.param(one, marks=pytest.mark.slow if one in LARGE else ()) for one in OWN])
 def test_the_main_loss_falls_on_one_batch(name, batch):
     network, example = tiny(name).train(), batch()
     groups = network.parameter_groups()

@@ -319,6 +319,7 @@ def bucket(storage, monkeypatch) -> str:
     return name
 
 
+@pytest.mark.slow
 def test_inputs_and_outputs_on_object_storage(tmp_path, scenes, run, bucket, monkeypatch):
     monkeypatch.chdir(tmp_path)
     lines = []

@@ -202,6 +202,7 @@ def stopped(tmp_path: Any, shared: Any) -> tuple[Any, Any]:
     return tmp_path / "o" / "c.tif", tmp_path / "o" / ".c.tif.sader"
 
 
+@pytest.mark.slow
 def test_overviews_of_a_stopped_run_are_those_of_a_whole_one(tmp_path, write_date, land, tiny):
     files = [write_date(tmp_path / f"S2_2022-0{n + 3}-10.tif", land(n, size=(600, 40))) for n in range(2)]
     stack, options = stack_of(files, tiny), SceneOptions(reference=0, tile=96)

@@ -188,6 +188,7 @@ def test_two_tile_sizes_agree_and_show_no_seam(tmp_path, write_date):
         assert not found.found, (tile, found)
 
 
+@pytest.mark.slow
 def test_a_cloud_larger_than_a_tile_shows_no_seam(tmp_path, write_date):
     """The middle tiles see nothing of the reference date: its light must come from the scene.
 

@@ -168,6 +168,7 @@ def test_images_of_the_published_pretraining_are_those_of_the_files(eurosat: Pat
 
 
 @pytest.mark.filterwarnings("ignore::rasterio.errors.NotGeoreferencedWarning")
+@pytest.mark.slow
 def test_the_published_pretraining_runs_on_eurosat_ms(eurosat: Path, tmp_path: Path) -> None:
     from sader.data.pack import pack_sources
 
