@@ -282,6 +282,13 @@ def test_radar_beside_an_infrared_band_of_the_files(archive: Path, shards: Path,
         written = file.read([file.descriptions.index(band) + 1 for band in remover.config.network.bands]) / 10000
     np.testing.assert_allclose(written, results["right"], atol=2e-3)
     assert np.abs(written - results["swapped"]).max() > 4e-3
+    with rasterio.open(files[1]) as file:
+        names = file.descriptions[:3]
+        files[1] = str(write(tmp_path / Path(files[1]).name, file.read([1, 2, 3]), names))
+    with pytest.warns(
+        UserWarning, match="B08 is not in every date: the model works without its auxiliary bands B08, VH"
+    ):
+        sader.remove_files(remover, files, tmp_path / "less.tif", aux=[radar], steps="1", reference="none")
 
 
 def test_wrong_radar_files(archive: Path, weights: Path, tmp_path: Path):

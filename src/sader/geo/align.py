@@ -174,6 +174,11 @@ def common_bands(
     if partly:
         left = f"{', '.join(partly)} {_be(partly)} not in every date"
         notify(f"{left}: left out of the result, which has {', '.join(chosen)}.")
+    helping = {band for source in sources for band in network.aux_bands if band in source.bands}
+    lacking = [band for band in network.aux_bands if not all(band in source.bands for source in sources)]
+    if helping and lacking:
+        unused = f"the model works without its auxiliary bands {', '.join(network.aux_bands)}"
+        notify(f"{', '.join(lacking)} {_be(lacking)} not in every date: {unused}.")
     return chosen
 
 
