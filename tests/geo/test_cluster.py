@@ -44,6 +44,7 @@ from sader.geo.xarray.cluster import cluster_executor, connect, fetch  # noqa: E
 from sader.geo.xarray.lazy import remove_xarray  # noqa: E402
 from sader.geo.xarray.zarr import clear_zarr  # noqa: E402
 from sader.inference.scene import ScenePlan, run_rows  # noqa: E402
+from sader.inference.values import NODATA, OBSERVED  # noqa: E402
 
 TINY = {"widths": (16, 32), "blocks": (1, 1), "fusion_width": 16, "key_width": 8, "emb_width": 16, "kernel": 3}
 BANDS = ["B02", "B03", "B04", "B08"]
@@ -185,8 +186,8 @@ def test_counts_and_provenance(remover, values):
     assert np.array_equal(result.clear_count, np.where(seen, (valid & ~mask).sum(axis=0), 255))
     kept = valid[1] & ~mask[1]
     assert np.array_equal(result.clear.values[:, kept], values[1][:, kept])
-    assert np.array_equal(result.provenance == cluster.OBSERVED, kept)
-    assert np.array_equal(result.provenance == cluster.NODATA, ~seen)
+    assert np.array_equal(result.provenance == OBSERVED, kept)
+    assert np.array_equal(result.provenance == NODATA, ~seen)
     assert ("source_date" in result) == remover.states_source
     if remover.states_source:
         expected = remover.predict(np.where(valid[:, None], values, 0), reference=1, cloud_mask=mask, valid=valid)
@@ -333,7 +334,7 @@ def test_zarr_in_zarr_out_is_stored_like_the_input(store, tmp_path, remover, val
     assert np.array_equal(np.isnan(found.clear), np.isnan(wanted))
     assert np.nanmax(np.abs(found.clear - wanted)) <= 0.51e-4
     assert not named or np.array_equal(raw.source_date, made.source_date.compute(scheduler="sync"))
-    kept = found.provenance.values == cluster.OBSERVED
+    kept = found.provenance.values == OBSERVED
     assert kept.any()
     assert np.array_equal(raw.clear.values[:, kept], array.values[1][:, kept])  # the very numbers of the input
     assert found.spatial_ref.attrs["crs_wkt"] == "EPSG:32632"
