@@ -50,6 +50,15 @@ def write(path: Path, values: np.ndarray, names: tuple[str, ...] = ()) -> Path:
     return path
 
 
+def dates_of(files: list[str]) -> np.ndarray:
+    """Return the reflectance (T, C, H, W) of the scene files."""
+    stack = []
+    for path in files:
+        with rasterio.open(path) as file:
+            stack.append(file.read().astype(np.float32) / 10000)
+    return np.stack(stack)
+
+
 def decibel(seed: int, side: int = SIDE) -> np.ndarray:
     """VV and VH in dB."""
     rng = np.random.default_rng(seed)
@@ -247,13 +256,9 @@ def test_files_and_arrays_with_radar_agree(archive: Path, weights: Path, tmp_pat
     files = scene_files(archive)
     radar = files[0].replace(".tif", "_s1.tif")
     sader.remove_files(remover, files, tmp_path / "out.tif", aux=[radar], steps="1", reference="none")
-    stack = []
-    for path in files:
-        with rasterio.open(path) as file:
-            stack.append(file.read().astype(np.float32) / 10000)
     with rasterio.open(radar) as file:
         aux = scale_sar(file.read())
-    image = remover.predict(np.stack(stack), aux=aux, steps="1").clear
+    image = remover.predict(dates_of(files), aux=aux, steps="1").clear
     with rasterio.open(tmp_path / "out.tif") as file:
         written = file.read() / 10000
     np.testing.assert_allclose(written, image, atol=2e-3)
@@ -268,11 +273,7 @@ def test_radar_beside_an_infrared_band_of_the_files(archive: Path, shards: Path,
     remover, files = remover_of(run), scene_files(archive)
     radar = files[0].replace(".tif", "_s1.tif")
     sader.remove_files(remover, files, tmp_path / "out.tif", aux=[radar], steps="1", reference="none")
-    stack = []
-    for path in files:
-        with rasterio.open(path) as file:
-            stack.append(file.read().astype(np.float32) / 10000)
-    dates = np.stack(stack)
+    dates = dates_of(files)
     with rasterio.open(radar) as file:
         vv, vh = (np.broadcast_to(band, dates[:, 3].shape) for band in scale_sar(file.read()))
     results = {}

@@ -331,7 +331,7 @@ def remove_files(
     grid: the output's, as a raster file or "EPSG:32632/20"; None = that of the first file.
     area: (west, south, east, north) in degrees, or a GeoJSON file; None = all of it.
     load: a function path -> (array (C, H, W), rasterio profile) for files of another kind.
-    options: the fields of `sader.geo.scene.run.SceneOptions`: reference, seed, samples, uncertainty, overwrite ...
+    options: the fields of `sader.geo.scene.options.SceneOptions`: reference, seed, samples, uncertainty, overwrite ...
     Notes of `sader remove` are warnings here.
 
     >>> remover = sader.CloudRemover.from_pretrained("sader-s2-rgbn")                   # doctest: +SKIP

@@ -172,8 +172,8 @@ SEEN_WELL = 0.6
 """Clear share of the anchor in a tile from which the predicted error is not corrected."""
 EXCESS = 0.4
 """Share of the excess, in logarithms, that is removed where the anchor shows almost nothing. Set on one synthetic scene
-with a cloud larger than a tile: tiles that see 11, 17 and 30 % of the reference date stated 0.012, 0.028 and 0.021 for
-nearly the same true error, and now 0.012, 0.013 and 0.013 (benchmarks/RESULTS.md)."""
+with a cloud larger than a tile: for nearly the same true error, tiles that see 11, 17 and 30 % of the reference date
+state 0.012, 0.013 and 0.013, and without the correction 0.012, 0.028 and 0.021 (benchmarks/log/speed.md)."""
 
 
 class ErrorHead(nn.Module):
