@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
+from sader.bands import BANDS_13
 from sader.cli.main import app
 from sader.data.batch import CLEAR, SHADOW, THICK, THIN, UNKNOWN
 from sader.data.benchmark import build
@@ -20,9 +21,10 @@ from sader.data.benchmark.exact import Draw, noise, paste_clouds, pseudo_date, s
 from sader.data.benchmark.places import SOURCES, part_of, read_benchmark_places
 from sader.data.items import clean_this_date, paper_task
 from sader.data.shards import SeriesRecord, read_shards
-from sader.errors import DataError
+from sader.errors import BandError, DataError
 
 RGBN = ("B02", "B03", "B04", "B08")
+FIRE, FINLAND = (*RGBN, "B12"), (*RGBN, "B11", "B12")
 SIDE = 72
 
 
@@ -176,7 +178,7 @@ def write(path: Path, image: np.ndarray, names: tuple[str, ...] | None = RGBN) -
 
 @pytest.fixture(scope="module")
 def sources(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Tiny folders of five sources: CloudSEN12, OSCD, California, BioMassters, Belgium."""
+    """Tiny folders of five sources: CloudSEN12, OSCD, California (with B12), BioMassters (B11 and B12), Belgium."""
     root = tmp_path_factory.mktemp("sources")
     for name in ("place_16", "place_17"):
         record = cloudy_place()
@@ -189,13 +191,16 @@ def sources(tmp_path_factory: pytest.TempPathFactory) -> Path:
     before = place(1, group="fire/x").dn[0]
     after = before + np.uint16(40)
     after[0, :20] += 600  # smoke is blue
-    write(root / "california_fires" / "DOVE_20241019" / "pre.tif", before)
-    write(root / "california_fires" / "DOVE_20241019" / "post.tif", after)
+    for fire in ("DOVE_20241019", "BEAR_20200817"):
+        for name, image in (("pre", before), ("post", after)):
+            write(root / "california_fires" / fire / f"{name}.tif", np.concatenate([image, image[3:] // 2]), FIRE)
     for k, image in enumerate(place(3, group="finland/y").dn):
         percent = np.zeros((1, SIDE, SIDE), np.uint8)
         percent[0, :10], percent[0, 10:20] = 90, 40
-        write(root / "biomassters" / "000aa810" / f"month_{k:02d}.tif", image)
-        write(root / "biomassters" / "000aa810" / f"month_{k:02d}_cloudprob.tif", percent, None)
+        for name in ("000aa810", "0a1b2c3d"):
+            month = root / "biomassters" / name / f"month_{k:02d}.tif"
+            write(month, np.concatenate([image, image[2:] // 2]), FINLAND)
+            write(month.with_name(f"month_{k:02d}_cloudprob.tif"), percent, None)
     (root / "belgium").mkdir()
     series = np.stack([place(1, group=f"be/{k}").dn[0] for k in range(55)])
     classes = np.full((55, SIDE, SIDE), 4, np.uint8)
@@ -222,8 +227,31 @@ def test_readers_label_the_sources(sources: Path) -> None:
     field = found["belgium/field_test"]
     assert field.dn.shape[0] == 4
     assert (field.labels[1] == THICK).all()  # type: ignore[index]
-    trained = {record.group for record in read_benchmark_places(sources, "train", partial=True)}
-    assert trained == {"oscd/paris", "belgium/field_train"}
+    trained = {record.group: record for record in read_benchmark_places(sources, "train", partial=True)}
+    assert set(trained) == TRAINED
+    assert {record.bands for record in (*found.values(), *trained.values())} == {RGBN}
+
+
+@pytest.mark.parametrize("bands", [BANDS_13, BANDS_13[::-1]])
+def test_other_bands_are_added_where_a_source_has_them(sources: Path, bands: tuple[str, ...]) -> None:
+    four = {record.group: record for record in read_benchmark_places(sources, "train", partial=True)}
+    found = {record.group: record for record in read_benchmark_places(sources, "train", partial=True, bands=bands)}
+    assert set(found) == set(four)
+    assert set(found["california_fires/BEAR_20200817"].bands) == set(FIRE)
+    assert set(found["biomassters/0a1b2c3d"].bands) == set(FINLAND)
+    assert set(found["oscd/paris"].bands) == set(found["belgium/field_train"].bands) == set(RGBN)
+    for group, record in found.items():
+        assert np.array_equal(record.labels, four[group].labels)  # type: ignore[arg-type]
+        assert np.array_equal(record.dn[:, [record.bands.index(name) for name in RGBN]], four[group].dn)
+    assert THIN in np.unique(four["california_fires/BEAR_20200817"].labels)  # type: ignore[arg-type]
+
+
+def test_bands_that_the_places_need_are_named(sources: Path) -> None:
+    with pytest.raises(BandError, match="without B08"):
+        read_benchmark_places(sources, "train", partial=True, bands=("B02", "B03", "B04", "B12"))
+    with pytest.raises(BandError, match="B8"):
+        build.build(sources, sources / "out", train=True, partial=True, bands=("B02", "B03", "B04", "B8"))
+    assert not (sources / "out").exists()
 
 
 def test_paris_has_an_unlabelled_date(sources: Path) -> None:
@@ -270,8 +298,10 @@ def test_shards_hold_the_listed_items(built: tuple[Path, dict]) -> None:
     for record in records:
         assert record.extra["target"] == 0
         assert part_of(record.group) == "test" or record.group == "belgium/field_test"
-    assert listing["train"] == ["belgium/field_train", "oscd/paris"]
-    assert {record.group for record in read_shards(out / "train")} == set(listing["train"])
+    assert listing["train"] == sorted(TRAINED)
+    trained = list(read_shards(out / "train"))
+    assert {record.group for record in trained} == TRAINED
+    assert {record.bands for record in trained} == {RGBN}
     assert build.read_listing(out)["sets"] == listing["sets"]
     few = [item.name for item in paper_task(records, limit=1)]
     assert len(few) == listing["sets"]["test/paper-128"]["places"]
@@ -302,4 +332,20 @@ def test_the_command_compares_with_the_frozen_list(built: tuple[Path, dict], tmp
         build.read_listing(tmp_path)
 
 
+def test_the_command_takes_the_bands_of_the_training_places(
+    sources: Path, built: tuple[Path, dict], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    which = next(which for which in build.SETS if which.name == "val/clean-128")
+    monkeypatch.setattr(build, "SETS", (which,))
+    arguments = ["data", "benchmark", str(sources), "--out", str(tmp_path), "--partial", "--train"]
+    result = CliRunner().invoke(app, [*arguments, "--bands", "msi"])
+    assert "train: 4" in result.output
+    assert build.read_listing(tmp_path)["sets"] == {which.name: built[1]["sets"][which.name]}
+    found = {record.group: record for record in read_shards(tmp_path / "train")}
+    assert found["california_fires/BEAR_20200817"].bands == FIRE
+    assert found["biomassters/0a1b2c3d"].bands == FINLAND
+    assert found["oscd/paris"].bands == RGBN
+
+
+TRAINED = {"belgium/field_train", "biomassters/0a1b2c3d", "california_fires/BEAR_20200817", "oscd/paris"}
 FIXED = ["6f193add63bb", "a4e3353642ba", "c572b195d30d", "3de6cfb58782", "5d5f97cb1e15", "f743dab6a0f5"]

@@ -12,6 +12,14 @@ from sader.cli.options import Coverage
 app = typer.Typer(help="Prepare training data.", no_args_is_help=True)
 
 
+def _bands_of(text: str) -> tuple[str, ...]:
+    """Return the bands of --bands: rgbn, msi, or names separated by commas."""
+    from sader.bands import BANDS_13, BANDS_RGBN
+
+    named = {"rgbn": BANDS_RGBN, "msi": BANDS_13}
+    return named.get(text.lower()) or tuple(name.strip() for name in text.split(","))
+
+
 @app.callback()
 def data() -> None:
     """Prepare training data."""
@@ -45,13 +53,11 @@ def pack(
     eurosat_limit: Annotated[int | None, typer.Option(help="Number of mosaics kept of each EuroSAT class.")] = None,
 ) -> None:  # fmt: skip
     """Pack scenes into shards, the files that training reads."""
-    from sader.bands import BANDS_13, BANDS_RGBN
     from sader.data.pack import PackedSplit, pack_dataset, pack_sources
     from sader.data.shards import SeriesRecord
     from sader.errors import ConfigError
 
-    named = {"rgbn": BANDS_RGBN, "msi": BANDS_13}
-    chosen = named.get(bands.lower()) or tuple(name.strip() for name in bands.split(","))
+    chosen = _bands_of(bands)
 
     def show(record: SeriesRecord) -> None:
         typer.echo(f"  {record.source} {record.name} {record.dn.shape}", err=True)
@@ -133,6 +139,13 @@ def benchmark(
     folder: Annotated[Path, typer.Argument(help="Folder of the source folders; with --check, of the built items.")],
     out: Annotated[Path | None, typer.Option("--out", "-o", help="Folder for val, test and train.")] = None,
     train: Annotated[bool, typer.Option("--train", help="Also write the training places as shards.")] = False,
+    bands: Annotated[
+        str,
+        typer.Option(
+            help="With --train: bands of the training places, rgbn, msi, or B02,B03,...; each place has those "
+            "of them that its files have."
+        ),
+    ] = "rgbn",
     partial: Annotated[
         bool, typer.Option("--partial", help="Accept missing source folders; the items then differ from the list.")
     ] = False,
@@ -152,8 +165,9 @@ def benchmark(
         found = build.read_listing(folder)
     else:
         found = build.build(
-            folder, out, train=train, partial=partial, progress=lambda name, count: typer.echo(f"{name}: {count}")
-        )
+            folder, out, train=train, bands=_bands_of(bands), partial=partial,
+            progress=lambda name, count: typer.echo(f"{name}: {count}"),
+        )  # fmt: skip
     if listing is not None:
         write_atomically(listing, (json.dumps(found, indent=1) + "\n").encode())
     changed = build.differences(found, build.frozen())

@@ -329,8 +329,11 @@ def carried_over(donor: Tensor, labels: Tensor, ground: Tensor, foreign: Tensor)
     enough = count > 0.005 * labels[0].numel()
     clear = torch.where(enough, clear, ground.mean((-2, -1), keepdim=True)).clamp_min(1e-3)
     ratio, dark = donor / clear, (labels == SHADOW)[:, None]
+    # Bands that the ground lacks are 0 there; their ratios are meaningless.
+    counted = dark & (ground.amax((-2, -1), keepdim=True) > 0)
     # The clear ground of the window may differ from that under the shadow; a shadow must darken in any case.
-    usual = (ratio * dark).mean((1, 2, 3), keepdim=True) / dark.float().mean((1, 2, 3), keepdim=True).clamp_min(1e-6)
+    usual = (ratio * counted).mean((1, 2, 3), keepdim=True)
+    usual = usual / counted.float().mean((1, 2, 3), keepdim=True).clamp_min(1e-6)
     shadow = ground * (ratio * (0.65 / usual.clamp_min(0.65))).clamp(0.12, 1)
     thin = (0.6 * ground + donor - 0.6 * clear).clamp(0, 1)
     moved = torch.where(dark, shadow, torch.where((labels == THIN)[:, None], thin, donor))

@@ -38,12 +38,12 @@ _SINGLE = {"eurosat": 0.3, "cloudsen12": 0.25, "rondonia": 0.15, "sen12mscr": 0.
 
 @dataclass(frozen=True)
 class MakerSettings:
-    """Composition of batches. Weights need not sum to 1; sources that the bank lacks are ignored."""
+    """Composition of batches. Weights need not sum to 1; names that the bank lacks are ignored."""
 
     tasks: tuple[float, float, float] = (0.6, 0.12, 0.28)
     """Weights of three tasks: clean a real date, the paper's task, clean a pseudo-date of one clear image."""
     real_sources: dict[str, float] = field(default_factory=lambda: _REAL | dict.fromkeys(PUBLIC_SOURCES, 0.6))
-    """Weight of each source in the two tasks on real series."""
+    """Weight of each source in the two tasks on real series; all sources that are not named share that of "folder"."""
     single_sources: dict[str, float] = field(default_factory=lambda: _SINGLE | dict.fromkeys(PUBLIC_SOURCES, 0.3))
     """Weight of each source in the task on pseudo-dates."""
     fewer_dates: float = 0.45
@@ -230,8 +230,9 @@ class Planner:
         """Return cumulative probabilities over frames: the source's weight, shared by truly clear pixels."""
         c = self.catalogue
         weight = np.zeros(len(c.record))
+        named = np.where(np.isin(c.source, list(sources)), c.source, "folder")
         for name, share in sources.items():
-            mine = usable & (c.source[c.record] == name) & (c.clear_count > 0.05 * c.height * c.width)
+            mine = usable & (named[c.record] == name) & (c.clear_count > 0.05 * c.height * c.width)
             if mine.any():
                 weight[mine] = share * c.clear_count[mine] / c.clear_count[mine].sum()
         return np.cumsum(weight) / weight.sum() if weight.sum() else None

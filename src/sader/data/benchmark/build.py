@@ -18,6 +18,7 @@ from typing import Any
 
 import numpy as np
 
+from sader.bands import BANDS_RGBN
 from sader.data.benchmark.compose import STEP, Place, compose
 from sader.data.benchmark.exact import Draw
 from sader.data.benchmark.places import read_benchmark_places
@@ -113,13 +114,22 @@ def load_places(folder: str | Path, part: str, *, partial: bool = False) -> list
 
 
 def build(
-    folder: str | Path, out: str | Path, *, train: bool = False, partial: bool = False, progress: Progress | None = None
+    folder: str | Path,
+    out: str | Path,
+    *,
+    train: bool = False,
+    bands: Sequence[str] = BANDS_RGBN,
+    partial: bool = False,
+    progress: Progress | None = None,
 ) -> dict[str, Any]:
     """Write all sets under `out`, with `train` also the training places, and return the list of the items.
 
     `folder` holds the source folders (`places.SOURCES`); with `partial` some may be missing, and the items differ.
+    `bands` are those of the training places; the items have four.
     """
     out = Path(out)
+    # Before the items, which take minutes: wrong bands are an error here.
+    training = read_benchmark_places(folder, "train", partial=partial, bands=bands) if train else None
     sets: dict[str, Any] = {}
     for part in ("val", "test"):
         places = load_places(folder, part, partial=partial)
@@ -132,8 +142,8 @@ def build(
                 if progress:
                     progress(which.name, len(items))
     listing: dict[str, Any] = {"name": NAME, "version": VERSION, "seed": SEED, "sets": sets}
-    if train:
-        listing["train"] = sorted(_write_training_places(folder, out, partial))
+    if training is not None:
+        listing["train"] = sorted(_write_training_places(training, out / "train"))
         if progress:
             progress("train", len(listing["train"]))
     return listing
@@ -155,18 +165,16 @@ def _write(folder: Path, records: Iterable[SeriesRecord]) -> None:
     writer.flush()
 
 
-def _write_training_places(folder: str | Path, out: Path, partial: bool) -> set[str]:
+def _write_training_places(places: Iterable[SeriesRecord], folder: Path) -> set[str]:
     """Write the training places as shards of whole series and return their names."""
-    known = {"cloudsen12": "cloudsen12", "rondonia_20LMR": "rondonia", "sen12mscr": "sen12mscr"}
     groups: set[str] = set()
 
     def records() -> Iterator[SeriesRecord]:
-        for record in read_benchmark_places(folder, "train", partial=partial):
+        for record in places:
             groups.add(record.group)
-            extra: dict[str, object] = {"split": "train"}
-            yield replace(record, source=known.get(record.source, "folder"), extra=extra)
+            yield replace(record, extra={"split": "train"})
 
-    _write(out / "train", records())
+    _write(folder, records())
     return groups
 
 

@@ -5,19 +5,20 @@ A place belongs to one part only; Rondonia is split by its rows and columns, the
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from datetime import date
 from pathlib import Path
 
 import numpy as np
 
+from sader.bands import BANDS_13
 from sader.bands import BANDS_RGBN as RGBN
 from sader.data.batch import CLEAR, SHADOW, THICK, THIN, UNKNOWN
 from sader.data.pack import read_dated, read_dn, read_folder, read_places, read_sen12mscr_pairs
 from sader.data.public.images import read_bands
-from sader.data.shards import HELD_OUT_ROIS, SeriesRecord
-from sader.errors import DataError
+from sader.data.shards import HELD_OUT_ROIS, SeriesRecord, observed
+from sader.errors import BandError, DataError, did_you_mean
 
 BELGIAN_TRAINING_DATES = 51
 SMOKE = 120
@@ -45,13 +46,13 @@ def part_of(group: str) -> str:
     return "val" if group in _VAL else "test" if group in _TEST else "train"
 
 
-def _cloudsen12(folder: Path) -> Iterator[SeriesRecord]:
-    for record in read_places(folder, bands=RGBN):
+def _cloudsen12(folder: Path, bands: Sequence[str]) -> Iterator[SeriesRecord]:
+    for record in read_places(folder, bands=bands):
         yield replace(record, group=f"cloudsen12/{record.name}")
 
 
-def _rondonia(folder: Path) -> Iterator[SeriesRecord]:
-    for record in read_dated(folder, bands=RGBN):
+def _rondonia(folder: Path, bands: Sequence[str]) -> Iterator[SeriesRecord]:
+    for record in read_dated(folder, bands=bands):
         if not record.group.endswith("/east"):
             yield replace(record, group="rondonia_20LMR/west", extra={"part": "train"})
             continue
@@ -65,14 +66,14 @@ def _rondonia(folder: Path) -> Iterator[SeriesRecord]:
                 )
 
 
-def _sen12mscr(folder: Path) -> Iterator[SeriesRecord]:
-    for record in read_sen12mscr_pairs(folder, bands=RGBN):
+def _sen12mscr(folder: Path, bands: Sequence[str]) -> Iterator[SeriesRecord]:
+    for record in read_sen12mscr_pairs(folder, bands=bands):
         yield replace(record, group=f"sen12mscr/{record.group}")
 
 
-def _clear_folders(folder: Path) -> Iterator[SeriesRecord]:
+def _clear_folders(folder: Path, bands: Sequence[str]) -> Iterator[SeriesRecord]:
     """Yield folders of dates without clouds; OSCD's second date of Paris has some."""
-    for record in read_folder(folder, bands=RGBN, clear=True):
+    for record in read_folder(folder, bands=bands, clear=True):
         labels = record.labels
         if record.name == "paris" and labels is not None:
             labels = labels.copy()
@@ -80,40 +81,43 @@ def _clear_folders(folder: Path) -> Iterator[SeriesRecord]:
         yield replace(record, labels=labels, source=folder.name, group=f"{folder.name}/{record.name}", days=None)
 
 
-def _california(folder: Path) -> Iterator[SeriesRecord]:
+def _california(folder: Path, bands: Sequence[str]) -> Iterator[SeriesRecord]:
     """Yield the dates before and after a fire; after it, smoke is labelled thin cloud."""
-    for record in read_folder(folder, bands=RGBN, clear=True):
-        labels = np.zeros(record.dn[:, 0].shape, np.uint8)
-        haze = 2 * record.dn[:, 0].astype(np.int32) - record.dn[:, 2]
+    for record in read_folder(folder, bands=bands, clear=True):
+        blue, red = (record.dn[:, record.bands.index(name)].astype(np.int32) for name in ("B02", "B04"))
+        labels, haze = np.zeros(blue.shape, np.uint8), 2 * blue - red
         labels[0][haze[0] - haze[-1] >= 2 * SMOKE] = THIN  # post.tif comes before pre.tif
-        labels[(record.dn == 0).any(1)] = UNKNOWN
+        labels[~observed(record.dn, record.bands)] = UNKNOWN
         yield replace(record, labels=labels, source=folder.name, group=f"{folder.name}/{record.name}")
 
 
-def _biomassters(folder: Path) -> Iterator[SeriesRecord]:
+def _biomassters(folder: Path, bands: Sequence[str]) -> Iterator[SeriesRecord]:
     """Yield series of months; cloud probability up to 20 % is clear, from 70 % thick cloud, between them thin."""
     for place in sorted(path for path in folder.iterdir() if path.is_dir()):
         files = sorted(place.glob("month_??.tif"))
-        dn = np.stack([read_dn(path, RGBN)[0] for path in files])
+        months = [read_dn(path, bands) for path in files]
+        dn, names = np.stack([month for month, _, _ in months]), months[0][1]
         percent = np.stack([read_bands(path.with_name(f"{path.stem}_cloudprob.tif"), (1,))[0] for path in files])
         labels = np.where(percent <= 20, CLEAR, np.where(percent < 70, THIN, THICK))
-        labels = np.where((percent <= 100) & (dn > 0).all(1), labels, UNKNOWN).astype(np.uint8)
+        labels = np.where((percent <= 100) & observed(dn, names), labels, UNKNOWN).astype(np.uint8)
         days = tuple(30.0 * (int(path.stem[-2:]) - int(files[0].stem[-2:])) for path in files)
-        yield SeriesRecord(dn, place.name, folder.name, RGBN, labels, "L2A", 10.0, days, f"{folder.name}/{place.name}")
+        yield SeriesRecord(dn, place.name, folder.name, names, labels, "L2A", 10.0, days, f"{folder.name}/{place.name}")
 
 
-def _bigearthnet(folder: Path) -> Iterator[SeriesRecord]:
+def _bigearthnet(folder: Path, bands: Sequence[str]) -> Iterator[SeriesRecord]:
     for path in sorted(folder.glob("p*.tif")):
-        dn = read_dn(path, RGBN)[0][None]
-        labels = np.where((dn > 0).all(1), CLEAR, UNKNOWN).astype(np.uint8)
-        yield SeriesRecord(dn, path.stem, folder.name, RGBN, labels, "L2A", 10.0, None, f"{folder.name}/{path.stem}")
+        image, names, _ = read_dn(path, bands)
+        dn = image[None]
+        labels = np.where(observed(dn, names), CLEAR, UNKNOWN).astype(np.uint8)
+        yield SeriesRecord(dn, path.stem, folder.name, names, labels, "L2A", 10.0, None, f"{folder.name}/{path.stem}")
 
 
-def _belgium(folder: Path) -> Iterator[SeriesRecord]:
+def _belgium(folder: Path, bands: Sequence[str]) -> Iterator[SeriesRecord]:
     """Yield the first dates of the field (training) and the last ones (test), labelled by their scene classes.
 
-    Three corrections, seen in the images: class 11 (snow) is thick cloud, 7 (unclassified) thin cloud, 2 (dark) shadow;
-    and a date whose clear pixels are brighter in blue than those of the usual date by `HAZE` is hazy, thus thin cloud.
+    The field has the four bands only. Three corrections, seen in the images: class 11 (snow) is thick cloud, 7
+    (unclassified) thin cloud, 2 (dark) shadow; and a date whose clear pixels are brighter in blue than those of the
+    usual date by `HAZE` is hazy, thus thin cloud.
     """
     for path in sorted(folder.glob("belgium_*.npz")):
         with np.load(path, allow_pickle=False) as stored:
@@ -138,7 +142,7 @@ def _belgium(folder: Path) -> Iterator[SeriesRecord]:
             yield replace(series, group=f"{folder.name}/{name}", extra={"part": part})
 
 
-SOURCES: dict[str, tuple[Callable[[Path], Iterator[SeriesRecord]], int]] = {
+SOURCES: dict[str, tuple[Callable[[Path, Sequence[str]], Iterator[SeriesRecord]], int]] = {
     "cloudsen12": (_cloudsen12, 16),
     "rondonia_20LMR": (_rondonia, 12),
     "sen12mscr": (_sen12mscr, 4),
@@ -153,19 +157,29 @@ SOURCES: dict[str, tuple[Callable[[Path], Iterator[SeriesRecord]], int]] = {
 to the paper's task."""
 
 
-def read_benchmark_places(folder: str | Path, part: str, *, partial: bool = False) -> Iterator[SeriesRecord]:
-    """Yield the places of one part with bands B02, B03, B04, B08; `extra["items"]` is their number of items.
+def read_benchmark_places(
+    folder: str | Path, part: str, *, partial: bool = False, bands: Sequence[str] = RGBN
+) -> Iterator[SeriesRecord]:
+    """Return the places of one part, with those of `bands` that each has; `extra["items"]` is its number of items.
 
-    A missing source folder is an error unless `partial`.
+    Every place has B02, B03, B04 and B08, the bands of the items. A missing source folder is an error unless `partial`.
     """
     folder = Path(folder)
+    if unknown := [name for name in bands if name not in BANDS_13]:
+        raise BandError(f"unknown band {unknown[0]}{did_you_mean(unknown[0], BANDS_13)}")
+    if lost := [name for name in RGBN if name not in bands]:
+        raise BandError(
+            f"bands are {', '.join(bands)} without {', '.join(lost)}; expected {', '.join(RGBN)} and any others."
+        )
     missing = [name for name in SOURCES if not (folder / name).is_dir()]
     if missing and not (partial and len(missing) < len(SOURCES)):
         raise DataError(
             f"{folder} lacks {', '.join(missing)}; expected the source folders {', '.join(SOURCES)}. "
             "Use --partial to build the items of the folders present."
         )
-    for name, (read, items) in SOURCES.items():
-        for record in read(folder / name) if name not in missing else ():
-            if record.extra.get("part", part_of(record.group)) == part and record.bands == RGBN:
-                yield replace(record, source=name, extra={"items": items})
+    return (
+        replace(record, source=name, extra={"items": items})
+        for name, (read, items) in SOURCES.items()
+        for record in (read(folder / name, bands) if name not in missing else ())
+        if record.extra.get("part", part_of(record.group)) == part and {*RGBN} <= {*record.bands}
+    )
