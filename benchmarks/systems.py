@@ -2,12 +2,14 @@
 
     python benchmarks/systems.py emrdm --samples 100000 --data triclear/train --out runs/systems
     python benchmarks/systems.py small-mse --samples 100000 --seed 2 --data triclear/train --out runs/systems
+    python benchmarks/systems.py emrdm diffcr uncrtaints --samples 100000 --data triclear/train
     python benchmarks/systems.py --list
 
 NAME is a baseline system, `sader` (the paper's network), or `small`, the small form of the paper's network, with an
 ablation such as `small-mse`. Loss, optimiser, rates and schedule are the system's own; four bands, three dates, crops
-of 128 pixels and 16 series a step are the same for all (`BATCH` has the exceptions; --batch changes it). The same
-command resumes an interrupted run and refuses other data or settings. `benchmarks/results.py` predicts and scores.
+of 128 pixels and 16 series a step are the same for all (`BATCH` has the exceptions; --batch changes it). Several names
+are trained at the same time on one GPU, step by step on the same batches. The same command resumes an interrupted run
+and refuses other data or settings. `benchmarks/results.py` predicts and scores.
 """
 
 from __future__ import annotations
@@ -19,12 +21,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from sader.config import merge
 from sader.errors import ConfigError, did_you_mean
 from sader.evaluation.reproduce.plans import TABLES
 from sader.evaluation.reproduce.setting import tiny_overrides
 from sader.models import BASELINES
-from sader.training.config import read_yaml
-from sader.training.run import CONFIG_FILE, run_training
+from sader.training.config import RunConfig, read_yaml, resolve
+from sader.training.run import fit_together
 
 SETTINGS = Path(__file__).with_name("triclear.yaml")
 PAPER = "sen2_mtc_new"
@@ -81,26 +84,30 @@ def flat(values: dict[str, Any], prefix: str = "") -> list[str]:
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("name", nargs="?", help="a baseline system, sader, small or small-ABLATION")
+    parser.add_argument("names", nargs="*", metavar="NAME", help="a baseline system, sader, small or small-ABLATION")
     parser.add_argument("--samples", type=int, default=100_000, help="training series that the system sees")
     parser.add_argument("--data", nargs="+", default=[], help="shards to train on, files or folders")
     parser.add_argument("--out", type=Path, default=Path("runs/systems"), help="folder of the runs")
-    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--seed", type=int, nargs="+", default=[0], help="each name is trained with each seed")
     parser.add_argument("--batch", type=int, help="series a step instead of 16")
     parser.add_argument("--set", nargs="+", default=[], dest="changes", metavar="KEY=VALUE", help="further changes")
     parser.add_argument("--tiny", action="store_true", help="a tiny network on a CPU, to see that it works")
     parser.add_argument("--list", action="store_true", help="print all names")
     given = parser.parse_args(arguments)
-    if given.list or given.name is None:
+    if given.list or not given.names:
         print("\n".join(names()))
         return
-    changes = run_settings(given.name, given.samples, batch=given.batch, seed=given.seed)
-    if given.tiny:
-        changes += [*tiny_overrides(base_of(given.name)), f"train.steps={given.samples // 2}"]
-    run = given.out / (given.name if given.seed == 0 else f"{given.name}-seed{given.seed}")
-    changes += given.changes
-    resume = (run / CONFIG_FILE).is_file()
-    print(f"wrote {run_training(base_of(given.name), run, data=given.data, overrides=changes, resume=resume)}")
+    runs: dict[Path, RunConfig] = {}
+    for seed in given.seed:
+        for name in given.names:
+            changes = run_settings(name, given.samples, batch=given.batch, seed=seed)
+            if given.tiny:
+                changes += [*tiny_overrides(base_of(name)), f"train.steps={given.samples // 2}"]
+            config = resolve(base_of(name), [*changes, *given.changes])
+            folder = given.out / (name if seed == 0 else f"{name}-seed{seed}")
+            runs[folder] = merge(config, {"data": {"shards": given.data}})
+    for path in fit_together(runs, resume=True):
+        print(f"wrote {path}")
 
 
 if __name__ == "__main__":

@@ -37,7 +37,7 @@ from sader.training.config import load_run_config, resolve, save_run_config
 from sader.training.optim import rate_factor
 from sader.training.record import load_state, read_log, state_files
 from sader.training.run import run_training
-from sader.training.trainer import Trainer
+from sader.training.trainer import PhasedTrainer, Trainer
 
 RGBN = ("B02", "B03", "B04", "B08")
 JUDGE = "judge_widths=[4,4]"
@@ -711,6 +711,47 @@ def test_capturable_are_those_measured_to_be_equal():
     the warm-up of a capture would stay in its pool."""
     assert {name for name in BASELINES if not get_system(name).capturable} == {"cyclegan"}
     assert {name for name in BASELINES if has_dropout(name)} == {"mcgan", "pmaa", "stgan", "uncrtaints", "ctgan"}
+
+
+@pytest.mark.parametrize("name", BASELINES)
+def test_a_compiled_step_has_all_layers_in_whole_graphs(name, shards, tmp_path, monkeypatch):
+    """The losses are those of eager steps and no step but the first traces anything. Traced without a compiler behind
+    it: a graph break raises."""
+    more, traced, eager = training(name), [], []
+    run_training(name, tmp_path / "eager", data=[shards], overrides=more, progress=False)
+
+    def whole(method, *, compile_=torch.compile, **options):
+        def backend(graph, _):
+            traced.append(steps[-1])
+            return graph
+
+        return compile_(method, **options, fullgraph=True, backend=backend)
+
+    def noted(plain):
+        def forward(self, x):
+            if not torch.compiler.is_compiling():
+                eager.append(self)
+            return plain(self, x)
+
+        return forward
+
+    def step(self, *, plain=PhasedTrainer.step):
+        steps.append(self.steps_done)
+        plain(self)
+
+    steps: list[int] = []
+    torch.compiler.reset()
+    monkeypatch.setattr(torch, "compile", whole)
+    monkeypatch.setattr(PhasedTrainer, "step", step)
+    for layer in (torch.nn.Conv2d, torch.nn.Linear):
+        monkeypatch.setattr(layer, "forward", noted(layer.forward))
+    run = tmp_path / "compiled"
+    weights = run_training(name, run, data=[shards], overrides=[*more, "train.compile=true"], progress=False)
+    assert losses(run) == pytest.approx(losses(tmp_path / "eager"), rel=1e-5)
+    assert eager == []
+    assert steps == [0, 1, 2, 3]
+    assert set(traced) == {0}
+    assert load_checkpoint(weights).model.state_dict().keys() == tiny(name).state_dict().keys()
 
 
 @pytest.mark.gpu

@@ -15,6 +15,7 @@ import pytest
 import torch
 
 from sader.checkpoint import load_checkpoint
+from sader.data.bank import SeriesMaker
 from sader.errors import ConfigError, SaderError, TrainingError
 from sader.training.config import (
     RunConfig,
@@ -28,7 +29,7 @@ from sader.training.config import (
 from sader.training.objective import Objective
 from sader.training.optim import progress_of, rate_factor
 from sader.training.record import load_state, parent_card, read_log, save_state, state_files
-from sader.training.run import choose_device, fit, maker_settings, run_training
+from sader.training.run import choose_device, fit, fit_together, maker_settings, run_training
 
 
 def losses(run_dir: Path) -> dict[int, float]:
@@ -139,6 +140,38 @@ def test_a_paused_run_is_resumed_with_the_same_result(tiny: list[str], shards: P
     assert all(torch.equal(first[name], second[name]) for name in first)
 
 
+def test_runs_that_take_turns_give_the_same_weights_as_alone(
+    tiny: list[str], shards: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    steps = ("train.steps=6", "train.checkpoint_every=2", "train.validate_every=0")
+    configs = {
+        tmp_path / "a": config_of(tiny, shards, *steps),
+        tmp_path / "b": config_of(tiny, shards, *steps, "train.adam_lr=1e-4"),  # the same batches
+        tmp_path / "c": config_of(tiny, shards, *steps, "train.seed=1"),
+    }
+    composed: list[tuple[int, int]] = []
+    compose = SeriesMaker.batch
+
+    def batch(self, step, *shape):
+        composed.append((self.seed, step))
+        return compose(self, step, *shape)
+
+    monkeypatch.setattr(SeriesMaker, "batch", batch)
+    stopped = {name: dataclasses.replace(config) for name, config in configs.items()}
+    stopped[tmp_path / "a"] = config_of(tiny, shards, *steps, "train.pause_seconds=1e-9")
+    weights = fit_together(stopped, progress=False)
+    assert sorted(composed) == [(seed, step) for seed in (0, 1) for step in range(6)]
+    assert load_state(tmp_path / "a")["step"] == 1  # paused alone; the others went on
+    assert fit_together(configs, resume=True, progress=False) == weights
+    assert fit_together(configs, resume=True, progress=False) == weights  # nothing is left to do
+    for folder, config in configs.items():
+        alone = fit(config, tmp_path / f"{folder.name}-alone", progress=False)
+        first, second = (load_checkpoint(path).model.state_dict() for path in (folder / "model.safetensors", alone))
+        assert all(torch.equal(first[name], second[name]) for name in first)
+    with pytest.raises(TrainingError, match=r"train\.devices=1"):
+        fit_together({tmp_path / "d": config_of(tiny, shards, "train.devices=2", "train.accumulate=2")})
+
+
 @pytest.mark.parametrize("log_every", [1, 50])
 def test_nan_stops_the_run_and_keeps_the_last_good_checkpoint(
     tiny: list[str], shards: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, log_every: int
@@ -243,9 +276,12 @@ def test_a_gpu_that_is_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     with pytest.raises(TrainingError, match=r"torch finds no GPU. Use train\.device=cpu"):
         choose_device(TrainConfig(device="cuda"))
+    assert choose_device(TrainConfig()) == "cpu"
+    monkeypatch.setattr("sader.training.run.has_bfloat16", lambda: True)
+    assert choose_device(TrainConfig(precision="bf16")) == "cpu"
+    monkeypatch.setattr("sader.training.run.has_bfloat16", lambda: False)
     with pytest.raises(TrainingError, match="bf16, which needs a GPU"):
         choose_device(TrainConfig(precision="bf16"))
-    assert choose_device(TrainConfig()) == "cpu"
 
 
 def test_config_files_bases_and_overrides(tmp_path: Path) -> None:

@@ -272,6 +272,9 @@ class Baseline(nn.Module, ABC):
 
     capturable = False
     """Whether a training step may be captured as a CUDA graph; `models.build_baseline` sets `System.capturable`."""
+    compiled: tuple[str, ...] = ()
+    """Methods that hold the work of a training step, such as "condition" or "network.forward", which `train.compile`
+    compiles, each as one graph; none named: the `forward` of every child."""
 
     def __init__(self, config: BaselineConfig) -> None:
         super().__init__()

@@ -71,7 +71,7 @@ class TrainConfig:
     devices: int = 1
     """Processes of a distributed run; must divide `accumulate`."""
     precision: Literal["auto", "bf16", "fp32"] = "auto"
-    """"auto": bf16 autocast on a GPU, fp32 on a CPU."""
+    """"auto": bf16 autocast on a GPU, fp32 on a CPU. "bf16" also speeds up a CPU with bfloat16 instructions."""
     compile: bool = False
     """torch.compile: about 1.5 times faster (benchmarks/RESULTS.md) after three minutes of compiling."""
     cuda_graph: bool = True

@@ -1,4 +1,5 @@
-"""Runs in a folder: `fit` trains a network from a run config, `run_training` from the words of the command line.
+"""Runs in a folder: `fit` trains a network from a run config, `run_training` from the words of the command line, and
+`fit_together` several networks at the same time.
 
 A run folder holds config.yaml, metrics.csv, checkpoints/ (the last two), panels/, TensorBoard events where tensorboard
 is installed, and model.safetensors: the averaged weights, ready for `CloudRemover.from_pretrained`.
@@ -9,7 +10,8 @@ from __future__ import annotations
 import dataclasses
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +26,7 @@ from sader.data.plan import MakerSettings
 from sader.data.shards import fingerprint, shard_files
 from sader.errors import CheckpointError, ConfigError, TrainingError
 from sader.files import locked, write_atomically
+from sader.inference.accelerate import has_bfloat16
 from sader.method.diffusion import Denoiser
 from sader.models import build_model, model_from_dict
 from sader.training.config import (
@@ -39,7 +42,7 @@ from sader.training.objective import Objective
 from sader.training.optim import progress_of
 from sader.training.processes import Process, run_processes
 from sader.training.record import Log, ProgressLine, clean_folder, load_state, make_card, parent_card, save_state
-from sader.training.trainer import PhasedTrainer, Trainer
+from sader.training.trainer import Maker, PhasedTrainer, SharedMaker, Trainer
 from sader.training.validation import VALIDATION_SEED, save_panel, scores
 
 CONFIG_FILE = "config.yaml"
@@ -103,6 +106,47 @@ def fit(
     return run_job(ModelJob(with_steps(config)), Path(run_dir), resume=resume, progress=progress)
 
 
+def fit_together(configs: Mapping[Path, RunConfig], *, resume: bool = False, progress: bool = True) -> list[Path]:
+    """Train several networks at the same time on one device, and return the paths of the exported weights.
+
+    configs: a run config for each run folder. The runs take turns, one step each, so that all have seen the same number
+    of samples. A batch that several of them need is composed once. On a GPU each run has a stream of its own: kernels
+    that do not fill the GPU run beside those of the other runs.
+    """
+    shared: dict[str, SharedMaker] = {}
+    jobs = {run_dir: ModelJob(with_steps(config), shared=shared) for run_dir, config in configs.items()}
+    devices = {choose_device(config.train) for config in configs.values()}
+    if len(devices) != 1 or any(config.train.devices > 1 for config in configs.values()):
+        raise TrainingError(
+            f"found runs on {' and '.join(sorted(devices))}, with up to "
+            f"{max(config.train.devices for config in configs.values())} processes; runs that are trained together "
+            "share one device and one process. Set train.device to the same value and train.devices=1."
+        )
+    process = Process(torch.device(*devices))
+    on_gpu = process.device.type == "cuda"
+    with ExitStack() as stack:
+        for run_dir, job in jobs.items():
+            there = resume and (run_dir / CONFIG_FILE).is_file()
+            stack.enter_context(_folder(job, run_dir, resume=there))
+        runs = [
+            (Run(process, job, run_dir, resume=resume), torch.cuda.Stream() if on_gpu else None)
+            for run_dir, job in jobs.items()
+        ]
+        if on_gpu:
+            torch.cuda.synchronize()
+        lines = {run: ProgressLine(run.trainer) for run, _ in runs if progress and run.goes_on}
+        while left := [(run, stream) for run, stream in runs if run.goes_on]:
+            for run, stream in left:
+                with torch.cuda.stream(stream):  # None is no stream of its own
+                    run.step()
+            for run, _ in left[-1:]:
+                if run in lines:
+                    lines[run].show(run.trainer)
+        for run, _ in runs:
+            run.close()
+    return [run_dir / job.file for run_dir, job in jobs.items()]
+
+
 class Job(ABC):
     """What is trained in a folder: a network (`ModelJob`) or a guide (`guide.GuideJob`)."""
 
@@ -150,8 +194,26 @@ class Job(ABC):
 
 def run_job(job: Job, run_dir: Path, *, resume: bool = False, progress: bool = True) -> Path:
     """Train a job in its folder and return the path of the weights."""
-    train: TrainConfig = job.config.train
-    device = choose_device(train)
+    device = choose_device(job.config.train)
+    with _folder(job, run_dir, resume=resume):
+        run_processes(_run, (job, run_dir, resume, progress), device=device, count=job.config.train.devices)
+    return run_dir / job.file
+
+
+def _run(process: Process, job: Job, run_dir: Path, resume: bool, progress: bool) -> None:
+    """Do the steps that are left."""
+    run = Run(process, job, run_dir, resume=resume)
+    line = ProgressLine(run.trainer) if process.main and progress and run.goes_on else None
+    while run.goes_on:
+        run.step()
+        if line is not None:
+            line.show(run.trainer)
+    run.close()
+
+
+@contextmanager
+def _folder(job: Job, run_dir: Path, *, resume: bool) -> Iterator[None]:
+    """Check the shards and the folder of a run, prepare the folder, and lock it within the context."""
     check_shards(job.shards)
     if resume and not (run_dir / CONFIG_FILE).is_file():
         raise TrainingError(f"{run_dir} holds no {CONFIG_FILE}; expected the folder of a run. Leave out --resume.")
@@ -160,65 +222,74 @@ def run_job(job: Job, run_dir: Path, *, resume: bool = False, progress: bool = T
     busy = f"another process is training in {run_dir}. Wait until it ends, or choose another folder."
     with locked(run_dir / LOCK_FILE, busy=busy):
         prepare_folder(job, run_dir, resume=resume)
-        run_processes(_run, (job, run_dir, resume, progress), device=device, count=train.devices)
-    return run_dir / job.file
+        yield
 
 
-def _run(process: Process, job: Job, run_dir: Path, resume: bool, progress: bool) -> None:
-    """Do the steps that are left, with log, validation, checkpoints and export."""
-    train: TrainConfig = job.config.train
-    state = load_state(run_dir) if resume else None
-    data = fingerprint(job.shards)
-    if state is not None and state["data"] != data:
-        raise TrainingError(
-            f"the shards of {run_dir} have changed since its last checkpoint. Restore them, or start a new run in "
-            f"another folder (--init {run_dir / job.file} starts from its weights)."
-        )
-    path = run_dir / job.file
-    if state is not None and job.is_exported(path, state):
-        return
-    trainer = job.make_trainer(process)
-    if process.device.type == "cuda":
-        _set_arithmetic(train, search=not isinstance(trainer, PhasedTrainer))
-    if state is not None:
-        trainer.restore(state)
-    if trainer.over and process.main:  # the run was killed between its last checkpoint and the export
-        job.export(trainer, path)
-    log = Log(run_dir, start=trainer.steps_done) if process.main else None
-    line = ProgressLine(trainer) if process.main and progress else None
-    end = math.inf if train.pause_seconds is None else trainer.elapsed + train.pause_seconds
-    while not trainer.over and trainer.elapsed < end:
-        _step(trainer, job, run_dir, log, data, end=end)
-        if line is not None:
-            line.show(trainer)
-    if log is not None:
-        log.close()
+class Run:
+    """A job in its folder between two steps: its trainer, its log, and what each step leaves behind."""
 
+    def __init__(self, process: Process, job: Job, run_dir: Path, *, resume: bool) -> None:
+        """Make the trainer, and restore the last checkpoint with resume=True."""
+        self.job, self.run_dir = job, run_dir
+        train: TrainConfig = job.config.train
+        state = load_state(run_dir) if resume else None
+        self.data = fingerprint(job.shards)
+        if state is not None and state["data"] != self.data:
+            raise TrainingError(
+                f"the shards of {run_dir} have changed since its last checkpoint. Restore them, or start a new run in "
+                f"another folder (--init {run_dir / job.file} starts from its weights)."
+            )
+        path = run_dir / job.file
+        self.log: Log | None = None
+        self.end = -math.inf
+        """Value of `elapsed` at which the run pauses."""
+        if state is not None and job.is_exported(path, state):
+            return
+        self.trainer = trainer = job.make_trainer(process)
+        if process.device.type == "cuda":
+            _set_arithmetic(train, search=not isinstance(trainer, PhasedTrainer))
+        if state is not None:
+            trainer.restore(state)
+        if trainer.over and process.main:  # the run was killed between its last checkpoint and the export
+            job.export(trainer, path)
+        self.log = Log(run_dir, start=trainer.steps_done) if process.main else None
+        self.end = math.inf if train.pause_seconds is None else trainer.elapsed + train.pause_seconds
 
-def _step(trainer: Trainer[Any], job: Job, run_dir: Path, log: Log | None, data: str, *, end: float) -> None:
-    """Do one step; then log, validate, save the state and export where they are due. Only the main process has a log.
+    @property
+    def goes_on(self) -> bool:
+        """Whether there is a step to do before the end or the pause of the run."""
+        return self.end > -math.inf and not self.trainer.over and self.trainer.elapsed < self.end
 
-    data: the fingerprint of the shards, kept in the state. end: value of `elapsed` at which the run pauses.
-    """
-    trainer.step()
-    train, step = trainer.config, trainer.steps_done
-    validating = train.validate_every > 0 and (step % train.validate_every == 0 or trainer.over)
-    waited = trainer.elapsed - trainer.saved_at >= train.checkpoint_seconds
-    saving = (step % train.checkpoint_every == 0 and waited) or trainer.over or trainer.elapsed >= end
-    if step % train.log_every == 0 or validating or saving:
-        means = trainer.collect()  # raises on values that are not finite, before they reach a checkpoint
-        if log is not None:
-            log.write(means, step)
-    if log is None:
-        return
-    if validating:
-        found = job.validate(trainer, run_dir)
-        log.write(found, step)
-        trainer.latest |= found
-    if saving:
-        save_state(run_dir, trainer.state() | {"data": data})
-        trainer.saved_at = trainer.elapsed
-        job.export(trainer, run_dir / job.file)
+    def step(self) -> None:
+        """Do one step; then log, validate, save the state and export where they are due.
+
+        Only the main process has a log.
+        """
+        trainer, job, log = self.trainer, self.job, self.log
+        trainer.step()
+        train, step = trainer.config, trainer.steps_done
+        validating = train.validate_every > 0 and (step % train.validate_every == 0 or trainer.over)
+        waited = trainer.elapsed - trainer.saved_at >= train.checkpoint_seconds
+        saving = (step % train.checkpoint_every == 0 and waited) or not self.goes_on
+        if step % train.log_every == 0 or validating or saving:
+            means = trainer.collect()  # raises on values that are not finite, before they reach a checkpoint
+            if log is not None:
+                log.write(means, step)
+        if log is None:
+            return
+        if validating:
+            found = job.validate(trainer, self.run_dir)
+            log.write(found, step)
+            trainer.latest |= found
+        if saving:
+            save_state(self.run_dir, trainer.state() | {"data": self.data})
+            trainer.saved_at = trainer.elapsed
+            job.export(trainer, self.run_dir / job.file)
+
+    def close(self) -> None:
+        """Close the log."""
+        if self.log is not None:
+            self.log.close()
 
 
 def check_shards(shards: Sequence[str]) -> None:
@@ -236,8 +307,11 @@ def choose_device(config: TrainConfig) -> str:
             "train.device is cuda, but torch finds no GPU. Use train.device=cpu, or check the driver with nvidia-smi."
         )
     device = "cuda" if available and config.device != "cpu" else "cpu"
-    if config.precision == "bf16" and device == "cpu":
-        raise TrainingError("train.precision is bf16, which needs a GPU; found none. Use train.precision=fp32.")
+    if config.precision == "bf16" and device == "cpu" and not has_bfloat16():
+        raise TrainingError(
+            "train.precision is bf16, which needs a GPU or a processor with bfloat16 instructions; found none. "
+            "Use train.precision=fp32."
+        )
     if device == "cuda" and config.devices > torch.cuda.device_count():
         raise TrainingError(
             f"train.devices is {config.devices}; found {torch.cuda.device_count()} GPUs. Use at most that many."
@@ -279,8 +353,10 @@ class ModelJob(Job):
     load_config = staticmethod(load_run_config)
     config: RunConfig
 
-    def __init__(self, config: RunConfig) -> None:
+    def __init__(self, config: RunConfig, *, shared: dict[str, SharedMaker] | None = None) -> None:
+        """shared: sources of batches that several jobs use, filled by the first that needs one."""
         super().__init__(config)
+        self.shared = shared
         self.parent = {} if config.train.init is None else parent_card(config.train.init)
         self.validation: SeriesMaker | None = None
 
@@ -295,18 +371,32 @@ class ModelJob(Job):
             _compile(model)
         # Auxiliary bands follow the others, as the objective expects.
         bands = (*network.bands, *network.aux_bands)
-        bank = SeriesBank.load(data.shards, bands=bands, device=process.device)
-        self.sources = bank.sources
         settings = maker_settings(config)
-        maker = SeriesMaker(bank, settings, config.train.seed)
+        maker = self._maker(bands, settings, process.device)
+        self.sources = maker.bank.sources
         if process.main and config.train.validate_every:
             self.validation = maker
             if data.validation:
                 other = SeriesBank.load(data.validation, bands=bands, device=process.device)
                 self.validation = SeriesMaker(other, settings, VALIDATION_SEED)
+        source: Maker = maker
+        if self.shared is not None:
+            source = self.shared.setdefault(self._batches(bands, settings), SharedMaker(maker))
         if isinstance(model, Baseline):
-            return PhasedTrainer(model, Baseline.main_loss, config.train, maker, process)
-        return Trainer(model, Objective(config.objective), config.train, maker, process)
+            return PhasedTrainer(model, Baseline.main_loss, config.train, source, process)
+        return Trainer(model, Objective(config.objective), config.train, source, process)
+
+    def _maker(self, bands: tuple[str, ...], settings: MakerSettings, device: torch.device) -> SeriesMaker:
+        """Return the maker of the batches, that of an earlier job where it makes the same ones."""
+        if self.shared is not None and (found := self.shared.get(self._batches(bands, settings))) is not None:
+            assert isinstance(found.maker, SeriesMaker)
+            return found.maker
+        bank = SeriesBank.load(self.config.data.shards, bands=bands, device=device)
+        return SeriesMaker(bank, settings, self.config.train.seed)
+
+    def _batches(self, bands: tuple[str, ...], settings: MakerSettings) -> str:
+        """Return a text that is the same for jobs with the same batches."""
+        return repr((self.config.data.shards, bands, settings, self.config.train.seed))
 
     def validate(self, trainer: Trainer[Denoiser | Baseline], run_dir: Path) -> dict[str, float]:
         """Return the scores of the averaged weights on fixed batches, and write a panel of images."""
@@ -382,8 +472,12 @@ def _start_from(model: Denoiser | Baseline, config: RunConfig) -> None:
 def _compile(model: Denoiser | Baseline) -> None:
     # In place, so that names in the state dict stay; only parts whose batch shapes never change.
     if isinstance(model, Baseline):
-        for part in model.children():
-            part.compile()
+        for path in model.compiled or [f"{name}.forward" for name, _ in model.named_children()]:
+            owner, _, name = path.rpartition(".")
+            part = model.get_submodule(owner)
+            # The method, not the module: `Module.compile` leaves an `nn.Sequential` and its layers of PyTorch eager.
+            # Static: of two batch sizes the second would be compiled for all sizes, which is slower.
+            setattr(part, name, torch.compile(getattr(part, name), dynamic=False))
         return
     network: Any = model.network
     network.compile()

@@ -35,6 +35,10 @@ _AHEAD = 2
 """Steps the host may be ahead of the device: enough to keep it busy, few enough to bound memory."""
 
 
+_KEPT = 4
+"""Batches that a `SharedMaker` keeps: trainers that take turns are at most one step apart, in sizes of two kinds."""
+
+
 Loss = Callable[[Any, SeriesBatch, torch.Generator], tuple[Tensor, dict[str, Tensor]]]
 """What a step minimises: (model, batch, generator of the noise) -> the loss, and detached scalars for the log."""
 
@@ -43,6 +47,30 @@ class Maker(Protocol):
     """Source of batches by number: `data.bank.SeriesMaker`, `guide.GuideMaker`."""
 
     def batch(self, step: int, batch_size: int, dates: int, crop: int) -> SeriesBatch: ...
+
+
+class SharedMaker:
+    """A maker for trainers that need the same batches at about the same time: each batch is composed once."""
+
+    def __init__(self, maker: Maker) -> None:
+        self.maker = maker
+        self._kept: dict[tuple[int, ...], tuple[SeriesBatch, torch.cuda.Event | None]] = {}
+
+    def batch(self, step: int, batch_size: int, dates: int, crop: int) -> SeriesBatch:
+        """Return batch number `step`, ready for the current stream. Its tensors belong to all that take it."""
+        key = (step, batch_size, dates, crop)
+        if key not in self._kept:
+            batch, made = self.maker.batch(*key), None
+            if batch.cloudy.is_cuda:
+                made = torch.cuda.Event()
+                made.record()
+            while len(self._kept) >= _KEPT:
+                self._kept.pop(next(iter(self._kept)))
+            self._kept[key] = batch, made
+        batch, made = self._kept[key]
+        if made is not None:
+            made.wait()
+        return batch
 
 
 class BatchFeed:

@@ -122,6 +122,7 @@ class ConditionalGan(Baseline):
 
     generator: nn.Module
     discriminator: nn.Module
+    compiled: tuple[str, ...] = ("with_features", "judged")
     gan_kind: GanLoss = "vanilla"
     l1_weight: float = 100.0
 
@@ -278,6 +279,8 @@ class StridedDiscriminator(nn.Module):
 class ExtractorGan(ConditionalGan):
     """Dates through the extractor of the generator, their features through the rest of it; losses of CTGAN and PMAA."""
 
+    # Apart: grouped convolutions of the generator would keep the compiler from channels last in the extractor.
+    compiled = ("generator.extractor.forward", "generator.forward", "judged")
     gan_kind = "lsgan"
     mask_weight: float = 1.0
     aux_weight: float = 50.0

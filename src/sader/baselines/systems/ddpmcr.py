@@ -104,6 +104,7 @@ class DdpmCr(Baseline):
     """DDPM-CR; one pass of the extractor at one noise level, then the head. Not invariant to the order of the dates."""
 
     config: DdpmCrConfig
+    compiled = ("features", "extractor.head", "head.forward")
 
     def __init__(self, config: DdpmCrConfig) -> None:
         super().__init__(config)

@@ -172,6 +172,7 @@ class DiffCR(Baseline):
     """DiffCR with its sampler. Invariant to the order of the dates."""
 
     config: DiffCRConfig
+    compiled = ("condition", "denoise")
 
     def __init__(self, config: DiffCRConfig) -> None:
         super().__init__(config)

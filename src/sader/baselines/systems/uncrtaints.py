@@ -128,6 +128,7 @@ class UnCRtainTS(Baseline):
     """UnCRtainTS; one pass. Invariant to the order of the dates (their days moving with them)."""
 
     config: UnCRtainTSConfig
+    compiled = ("distribution",)
 
     def __init__(self, config: UnCRtainTSConfig) -> None:
         super().__init__(config)
