@@ -10,7 +10,7 @@ from torch import Tensor
 from sader.bands import BANDS_13, BANDS_RGBN
 from sader.data.synthetic.scene import make_series
 from sader.errors import ConfigError
-from sader.inference.masks import BESIDE_NODATA, cloud_remnants, grown, used_mask
+from sader.inference.masks import BESIDE_NODATA, MaskSettings, cloud_remnants, grown
 from sader.inference.remover import CloudRemover
 from sader.inference.scene import AGREEMENT, LARGEST_AGREEMENT
 from sader.model.heads import HIDDEN_CLASSES, MASK_CLASSES
@@ -21,7 +21,7 @@ SIX = (*BANDS_RGBN, "B11", "B12")
 
 def masked(probability: Tensor, valid: Tensor, given: Tensor | None = None, *, growth: int = 0) -> Tensor:
     given = torch.full_like(probability, torch.nan) if given is None else given
-    return used_mask(probability, valid, given, threshold=0.5, growth=growth)
+    return MaskSettings(mask_growth=growth).used(probability, valid, given)
 
 
 def cloud_and_gap(columns: int) -> tuple[Tensor, Tensor]:

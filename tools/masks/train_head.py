@@ -1,27 +1,33 @@
-"""Train the cloud head and the mask refinement of `sader-s2-rgbn` beside the mask network.
+"""Train the cloud head and the mask refinement of a product's network beside the mask network.
 
-    python tools/masks/train_head.py RUN SHARDS --init WEIGHTS --seconds 90 [--set KEY=VALUE]
+    python tools/masks/train_head.py RUN triclear/train --init WEIGHTS --seconds 90 [--classes] [--set KEY=VALUE]
 
 The masks of the other dates are those of the mask network, as in tiles; the rest of the network does not change. Beside
 the batches of `sader train`, some series show a reference date among mostly hidden ones, lakes, bright ground, changed
-fields and burn scars. Clouds that hardly change a pixel count as clear.
+fields and burn scars. Clouds that hardly change a pixel count as clear. --classes lets the refinement read the class
+scores of the mask network: the weights of these inputs start at 0.
 How the score of clear was shifted before the last stage is in benchmarks/log/training.md.
 """
 
 from __future__ import annotations
 
 import argparse
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from sader.bands import BANDS_RGBN
+from sader.checkpoint import find_checkpoint, load_checkpoint, save_checkpoint
 from sader.data.bank import SeriesMaker
 from sader.data.batch import CLEAR, SHADOW, THIN, UNKNOWN, keyed_generator
 from sader.data.clouds import Draws, Grid, quantile
 from sader.data.plan import Plan
+from sader.models import ModelConfig, build_model
 from sader.training import run
 
 AMONG_CLOUDS = 0.25
@@ -31,15 +37,41 @@ LAKES, BRIGHT, FIELDS = 0.10, 0.12, 0.15
 SLIGHT, WEAK = 0.008, 0.02
 """Thin cloud and shadow that change reflectance by less than the first number count as clear, by less than the second
 as unknown."""
-WATER_COLOUR = (0.050, 0.045, 0.030, 0.014)
-HARVEST = (0.6, 0.6, 1.0, -0.6)
-"""B02, B03, B04, B08: relative change where vegetation is lost."""
 SCARS = 0.12
 """Share of the series with a burn scar on one date only, or on all dates but one."""
-CHAR = (0.038, 0.047, 0.056, 0.080)
-"""B02, B03, B04, B08 of burnt ground (California fires). Vegetation loses near infrared only, dry grass all."""
-HAZE = (0.045, 0.030, 0.015, 0.005)
-"""What the atmosphere adds to dark ground at most, in images that are not corrected for it."""
+
+
+class Surface(NamedTuple):
+    """What one band shows of some surfaces."""
+
+    water: float
+    """Reflectance."""
+    harvest: float
+    """Relative change where vegetation is lost."""
+    char: float
+    """Reflectance of burnt ground (California fires). Vegetation loses near infrared only, dry grass all."""
+    haze: float
+    """What the atmosphere adds to dark ground at most, in images that are not corrected for it."""
+    seen: float = 1.0
+    """Share of bright ground that is seen: B09 and B10 hardly reach the ground."""
+
+
+SURFACES = {
+    "B01": Surface(0.055, 0.4, 0.030, 0.055),
+    "B02": Surface(0.050, 0.6, 0.038, 0.045),
+    "B03": Surface(0.045, 0.6, 0.047, 0.030),
+    "B04": Surface(0.030, 1.0, 0.056, 0.015),
+    "B05": Surface(0.026, 0.5, 0.063, 0.012),
+    "B06": Surface(0.020, -0.3, 0.070, 0.009),
+    "B07": Surface(0.018, -0.5, 0.075, 0.007),
+    "B08": Surface(0.014, -0.6, 0.080, 0.005),
+    "B8A": Surface(0.013, -0.6, 0.085, 0.004),
+    "B09": Surface(0.010, -0.4, 0.040, 0.003, seen=0.3),
+    "B10": Surface(0.001, 0.0, 0.001, 0.001, seen=0.01),
+    "B11": Surface(0.008, 0.4, 0.130, 0.001),
+    "B12": Surface(0.006, 0.8, 0.140, 0.000),
+}
+"""Typical values; those of burnt ground in B02, B03, B04 and B08 are from the pairs of California."""
 SETTINGS = (
     "train.seed=4", "train.steps=50000", "train.batch_size=40", "train.dates=4", "train.crop=192",
     "train.muon_lr=1.1e-3", "train.adam_lr=3e-4", "train.weight_decay=0.1", "train.clip=2", "train.ema_decay=0.996",
@@ -47,14 +79,27 @@ SETTINGS = (
     "objective.masks_only=true", "objective.mask_network=true", "objective.own_mask=0.75",
     "data.maker.tasks=[0.66, 0.0, 0.34]", "data.maker.extra_clouds=0.4", "data.maker.heavy=0.08",
     "data.maker.jitter=0.15", "data.maker.mixed=0.4", "data.maker.mixing=0.3",
-    "data.maker.real_sources={cloudsen12: 0.38, oscd: 0.18, california: 0.14, bark: 0.07, bio: 0.05, belgium: 0.06,"
-    " sen12mscr: 0.08, fig: 0.02, rondonia: 0.09}",
-    "data.maker.single_sources={oscd: 0.28, ben: 0.25, california: 0.08, bark: 0.08, fig: 0.05, bio: 0.06,"
-    " cloudsen12: 0.09, sen12mscr: 0.08, rondonia: 0.06}",
+    "data.maker.real_sources={cloudsen12: 0.38, oscd: 0.18, california_fires: 0.14, bark_beetle: 0.07,"
+    " biomassters: 0.05, belgium: 0.06, sen12mscr: 0.08, rondonia_20LMR: 0.09}",
+    "data.maker.single_sources={oscd: 0.28, bigearthnet: 0.25, california_fires: 0.08, bark_beetle: 0.08,"
+    " biomassters: 0.06, cloudsen12: 0.12, sen12mscr: 0.08, rondonia_20LMR: 0.06}",
 )  # fmt: skip
 
 
-def with_scars(dates: Tensor, clear: Tensor, reference: Tensor, *, share: float, generator: torch.Generator) -> Tensor:
+def values_of(what: str, bands: Sequence[str], device: torch.device) -> Tensor:
+    """Return one field of the `SURFACES` of the bands, (C,)."""
+    return torch.tensor([getattr(SURFACES[band], what) for band in bands], device=device)
+
+
+def with_scars(
+    dates: Tensor,
+    clear: Tensor,
+    reference: Tensor,
+    *,
+    share: float,
+    generator: torch.Generator,
+    bands: Sequence[str] = BANDS_RGBN,
+) -> Tensor:
     """Return the dates (B, T, C, H, W) with burn scars on clear ground, in a part `share` of the series.
 
     clear: bool (B, T, H, W). reference: (B,), -1 for none. A scar covers 5 to 40 % of the image and lies on one date
@@ -80,12 +125,12 @@ def with_scars(dates: Tensor, clear: Tensor, reference: Tensor, *, share: float,
     odd = torch.where((reference >= 0) & (uniform(b) < 0.5), reference, other)
     scarred = (torch.arange(t, device=device) == odd[:, None]) == (uniform(b, 1) < 0.6)
     scarred = scarred & (uniform(b, 1) < share)
-    ground = clear & (dates[:, :, -1] > 0.1)  # darker in near infrared: water or shadow
+    ground = clear & (dates[:, :, list(bands).index("B08")] > 0.1)  # darker in near infrared: water or shadow
     amount = (burnt[:, None] * (scarred[:, :, None, None] & ground))[:, :, None].clamp(0, 1)
     spread = torch.randn(b, c, generator=generator, device=device)
-    colour = torch.tensor(CHAR, device=device)[:c] * torch.exp(0.3 * spread[:, :1] + 0.08 * spread)
+    colour = values_of("char", bands, device) * torch.exp(0.3 * spread[:, :1] + 0.08 * spread)
     dark = dates.masked_fill(~clear[:, :, None], 1.0).amin((1, 3, 4))  # 0.03 or more under an atmosphere
-    haze = torch.minimum((dark - 0.02).clamp(min=0), torch.tensor(HAZE, device=device)[:c])
+    haze = torch.minimum((dark - 0.02).clamp(min=0), values_of("haze", bands, device))
     colour = (colour + haze * uniform(b, 1))[:, None, :, None, None]
     mean = dates.mean((-2, -1), keepdim=True).clamp(min=0.01)
     return torch.lerp(dates, colour * (dates / mean).clamp(0.4, 2.0) ** 0.3, amount)
@@ -119,6 +164,7 @@ class Maker(SeriesMaker):
         """Lay lakes and bright ground into all dates of some series, and draw fields for `_clouded`."""
         images = super()._recoloured(images, present, t, generator)
         (b, c), (h, w), device = present.shape, images.shape[-2:], images.device
+        bands = self.bank.bands[: self.bank.optical]
 
         def uniform(*shape: int) -> Tensor:
             return torch.rand(*shape, generator=generator, device=device)
@@ -136,13 +182,13 @@ class Maker(SeriesMaker):
         grid = Grid(h, w, draw)
         field = grid.noise(draw.uniform(1.6, 2.4), draw.uniform(30.0, 200.0))
         lake = (field > (0.7 + 0.9 * uniform(b, 1, 1))) & (uniform(b, 1, 1) < LAKES)
-        colour = torch.tensor(WATER_COLOUR, device=device)[:c] * torch.exp(0.4 * normal(b, c))
+        colour = values_of("water", bands, device) * torch.exp(0.4 * normal(b, c))
         level = (colour[:, None] * torch.exp(0.12 * normal(b, t + 1, c)))[..., None, None]
         dates = torch.where(lake[:, None, None] & same, level * (dates / mean).clamp(0.5, 2.0) ** 0.15, dates)
 
         spots = grid.noise(draw.uniform(1.2, 2.2), draw.uniform(6.0, 120.0))
         bright = (spots > (0.6 + 1.2 * uniform(b, 1, 1))) & (uniform(b, 1, 1) < BRIGHT)
-        white = (0.22 + 0.5 * uniform(b, 1)) * torch.exp(0.15 * normal(b, c))
+        white = (0.22 + 0.5 * uniform(b, 1)) * torch.exp(0.15 * normal(b, c)) * values_of("seen", bands, device)
         white = white[:, None] * torch.exp(0.06 * normal(b, t + 1, 1) + 0.03 * normal(b, t + 1, c))
         share = (0.5 + 0.5 * uniform(b, 1, 1, 1, 1)) * (bright[:, None, None] & same)
         dates = torch.lerp(dates, white[..., None, None] * (0.8 + 0.2 * (dates / mean).clamp(0.3, 2.0)), share)
@@ -158,7 +204,7 @@ class Maker(SeriesMaker):
         changed &= (uniform(b, 1, 1, 1) < FIELDS) & (uniform(b, t + 1, 1, 1) < 0.6)
         lost = 0.15 + 0.35 * uniform(b, t + 1, 1)
         sign = torch.where(uniform(b, t + 1, 1) < 0.65, 1.0, -1.0)
-        pattern = torch.tensor(HARVEST, device=device)[:c] * torch.exp(0.3 * normal(b, t + 1, c))
+        pattern = values_of("harvest", bands, device) * torch.exp(0.3 * normal(b, t + 1, c))
         self._fields = changed[:, :t, None], torch.exp(sign * lost * pattern)[:, :t, :, None, None]
         return torch.cat([dates[:, :t].flatten(0, 1), dates[:, t]])
 
@@ -169,7 +215,8 @@ class Maker(SeriesMaker):
         changed, gain = self._fields
         before = torch.where((labels == CLEAR)[:, :, None] & changed, (cloudy * gain).clamp(0, 1), cloudy)
         reference = torch.from_numpy(plan.reference).to(cloudy.device)
-        before = with_scars(before, labels == CLEAR, reference, share=SCARS, generator=generator)
+        bands = self.bank.bands[: self.bank.optical]
+        before = with_scars(before, labels == CLEAR, reference, share=SCARS, generator=generator, bands=bands)
         after, found, covered = super()._clouded(before, labels, valid, plan, generator)
         change = (after - before).abs().amax(dim=2)
         weak = covered & (found >= THIN) & (found <= SHADOW)
@@ -178,17 +225,38 @@ class Maker(SeriesMaker):
         return after, found.to(labels.dtype), covered
 
 
+def with_classes(weights: str, out: Path) -> Path:
+    """Write weights whose refinement also reads the class scores, at first without effect, and return their file."""
+    given = load_checkpoint(find_checkpoint(weights))
+    assert isinstance(given.config, ModelConfig)
+    config = given.config.replace(network={"refinement_classes": True})
+    model, found = build_model(config), given.model.state_dict()
+    for name, value in model.state_dict().items():  # the new inputs are the last
+        old = found[name]
+        value.zero_()
+        value[tuple(slice(size) for size in old.shape)] = old
+    out.parent.mkdir(parents=True, exist_ok=True)
+    save_checkpoint(out, model, config, card=given.card)
+    return out
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("run", type=Path)
     parser.add_argument("shards", nargs="+")
     parser.add_argument("--init", required=True, help="weights to start from")
+    parser.add_argument("--preset", default="small", help="small or small_msi")
+    parser.add_argument("--classes", action="store_true", help="let the refinement read the class scores")
     parser.add_argument("--seconds", type=float, default=90.0)
     parser.add_argument("--set", action="append", default=[], help="a changed key, such as train.batch_size=8")
     given = parser.parse_args()
     run.SeriesMaker = Maker
-    limit = [f"train.max_seconds={given.seconds}", f"train.init={given.init}"]
-    print(run.run_training("small", given.run, data=given.shards, overrides=[*SETTINGS, *limit, *given.set]))
+    changes = [*SETTINGS, f"train.max_seconds={given.seconds}", *given.set]
+    start = given.init
+    if given.classes:
+        start = str(with_classes(given.init, given.run.with_name(f"{given.run.name}-start.safetensors")))
+        changes.append("model.network.refinement_classes=true")
+    print(run.run_training(given.preset, given.run, data=given.shards, overrides=[*changes, f"train.init={start}"]))
 
 
 if __name__ == "__main__":

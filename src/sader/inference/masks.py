@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cache, partial
+from functools import cache
 from typing import TYPE_CHECKING
 
 import torch
@@ -43,6 +43,8 @@ WATER = 0.7
 SURE, AROUND = 0.05, 4
 """A pixel is visible with certainty where the probability of cloud or shadow stays below the first number within the
 second number of pixels."""
+SURELY_HIDDEN = 0.98
+"""Probability of cloud or shadow above which a pixel is hidden with certainty."""
 LEAST_SEEN = 0.15
 """Share of clear pixels that the reference date needs in a tile for the other dates to be matched to it there."""
 HARDLY_SEEN = 0.01
@@ -86,6 +88,18 @@ class MaskSettings:
         if not 0 <= self.mask_growth <= LARGEST_GROWTH:
             raise ConfigError(f"mask_growth is {self.mask_growth}; expected 0 to {LARGEST_GROWTH} pixels, such as 2.")
 
+    def used(self, probability: Tensor, valid: Tensor, given: Tensor) -> Tensor:
+        """Return the mask (B, T, H, W) of 0 and 1: the given masks, and the estimate where they are NaN.
+
+        Intermediate probabilities would weigh in every fit and cost half a dB, so the estimate is thresholded.
+        """
+        mask = (grown(probability, self.mask_growth) >= self.cloud_threshold).to(given.dtype)
+        # Skipped when all pixels are valid; never skipped in an exported graph or on a GPU, where the check would
+        # synchronise.
+        if is_exporting() or valid.is_cuda or not bool(valid.all()):
+            mask = torch.maximum(mask, cloud_remnants(mask, valid))
+        return torch.where(given.isnan(), mask, given)
+
 
 class TileMasks(nn.Module):
     """The masks of a batch of tiles: the given ones, estimated where they are unknown."""
@@ -112,23 +126,25 @@ class TileMasks(nn.Module):
 
         The mask network classifies all dates. Where the model has a cloud head, it decides on the reference date, which
         it compares with its prediction from the clear pixels of the others: a cloud that is missed there stays. It
-        hides no pixel that the mask network calls visible with certainty, and no water.
+        hides no pixel that the mask network calls visible with certainty, and no water, and every pixel that the mask
+        network calls hidden with certainty.
         """
         refiner, given, valid = self.refiner, inputs.cloud, inputs.valid
         own_head, keep_haze = self.settings.masks == "head", self.settings.haze == "keep"
-        used = partial(used_mask, threshold=self.settings.cloud_threshold, growth=self.settings.mask_growth)
-        if not own_head:
-            scores = self.class_scores(inputs)
+        if refiner is None and own_head:
+            raise ConfigError("masks is 'head', but this model has no cloud head. Use masks='network'.")
+        needed = not own_head or (refiner is not None and refiner.config.refinement_classes)
+        scores = self.class_scores(inputs) if needed else None
+        if scores is not None and not own_head:
             hidden = hidden_probability(scores, dim=2, keep_haze=keep_haze)
-            mask = used(hidden, valid, given)
+            mask = self.settings.used(hidden, valid, given)
             if refiner is None:
                 return mask
             decides = is_date(inputs.reference, valid.shape[1])[:, :, None, None] & given.isnan()
             given = mask.masked_fill(decides, torch.nan)
             water = scores.float().softmax(dim=2).select(2, MASK_CLASSES.index("water"))
             surely_visible = (grown(hidden, AROUND) < SURE) | (water > WATER)
-        elif refiner is None:
-            raise ConfigError("masks is 'head', but this model has no cloud head. Use masks='network'.")
+        assert refiner is not None
         use = valid[:, :, None] & inputs.band_present[:, None, :, None, None]
         probability = refiner.cloud_estimate(
             to_model_range(inputs.cloudy).masked_fill(~use, 0.0),
@@ -138,24 +154,12 @@ class TileMasks(nn.Module):
             reference=inputs.reference,
             only_reference=not own_head,
             keep_haze=keep_haze,
+            classes=scores,
         )
         if not own_head:
             probability = probability.masked_fill(surely_visible, 0.0)
-        return used(probability, valid, given)
-
-
-def used_mask(probability: Tensor, valid: Tensor, given: Tensor, *, threshold: float, growth: int) -> Tensor:
-    """Return the mask (B, T, H, W) of 0 and 1: the given masks, and the estimate where they are NaN.
-
-    growth: pixels by which the estimate is widened. Intermediate probabilities would weigh in every fit and cost half
-    a dB, so the estimate is thresholded.
-    """
-    mask = (grown(probability, growth) >= threshold).to(given.dtype)
-    # Skipped when all pixels are valid; never skipped in an exported graph or on a GPU, where the check would
-    # synchronise.
-    if is_exporting() or valid.is_cuda or not bool(valid.all()):
-        mask = torch.maximum(mask, cloud_remnants(mask, valid))
-    return torch.where(given.isnan(), mask, given)
+            probability = torch.maximum(probability, (hidden > SURELY_HIDDEN).to(probability.dtype))
+        return self.settings.used(probability, valid, given)
 
 
 def cloud_remnants(mask: Tensor, valid: Tensor) -> Tensor:

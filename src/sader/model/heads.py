@@ -132,22 +132,37 @@ DOUBT = 0.9
 """Largest probability of the first mask of the anchor: where it hides every pixel, matching still needs some weight."""
 
 
+LEAST_LOG = -8.0
+"""Log probability of a class below which differences do not matter."""
+
+
 class MaskRefinement(MaskNet):
     """Refined class scores (B, 4, H, W) of the anchor date; untrained, those of the cloud head.
 
     The other dates are matched to the anchor with the first mask and blended; land that they explain is clear, whatever
-    its colour. Only the mask of the anchor changes.
+    its colour. Only the mask of the anchor changes. With `classified` the scores of the mask network are an input too.
     """
 
-    def __init__(self, bands: int, *, widths: tuple[int, ...], stem: int) -> None:
-        super().__init__(2 * bands + len(CLASSES) + 3, bands, widths=widths, stem=stem)
+    def __init__(self, bands: int, *, widths: tuple[int, ...], stem: int, classified: bool = False) -> None:
+        classes = len(MASK_CLASSES) if classified else 0
+        super().__init__(2 * bands + len(CLASSES) + 3 + classes, bands, widths=widths, stem=stem)
+        self.classified = classified
 
     def forward(
-        self, cloudy: Tensor, observed: Tensor, band_present: Tensor, logits: Tensor, cloud: Tensor, reference: Tensor
+        self,
+        cloudy: Tensor,
+        observed: Tensor,
+        band_present: Tensor,
+        logits: Tensor,
+        cloud: Tensor,
+        reference: Tensor,
+        *,
+        classes: Tensor | None = None,
     ) -> tuple[Tensor, Tensor]:
         """Return (anchor (B,), class scores (B, 4, H, W) of that date).
 
         logits: (B, T, 4, H, W), the cloud head's. cloud: (B, T, H, W), the masks so far. reference: (B,), -1 = none.
+        classes: (B, T, 6, H, W), the scores of `MaskNetwork`; None where they are not known.
         """
         with torch.no_grad():
             asked = is_date(reference, cloudy.shape[1])[:, :, None, None]
@@ -159,10 +174,19 @@ class MaskRefinement(MaskNet):
             shown = matched.clear.masked_fill(matched.flag[:, :, None, None] > 0, 0.0).amax(dim=1, keepdim=True)
             first = matched.at_anchor(logits).detach()
             difference = (own - others.to(own.dtype)).masked_fill(~use, 0.0)
-            inputs = torch.cat(
-                [own, 4 * difference, first, log_variance[:, None], shown, seen.to(own.dtype) - 1], dim=1
-            )
+            parts = [own, 4 * difference, first, log_variance[:, None], shown, seen.to(own.dtype) - 1]
+            if self.classified:
+                parts.append(self._classes(classes, matched.anchor, own))
+            inputs = torch.cat(parts, dim=1)
         return matched.anchor, first.float() + self.scores(inputs, band_present).float()
+
+    @staticmethod
+    def _classes(classes: Tensor | None, anchor: Tensor, own: Tensor) -> Tensor:
+        """Return the log probabilities (B, 6, H, W) of the classes of the anchor, from -1 to 1; 0 for unknown ones."""
+        if classes is None:
+            return own.new_zeros(own.shape[0], len(MASK_CLASSES), *own.shape[-2:])
+        log = at_date(classes, anchor).float().log_softmax(dim=1)
+        return (1 + log.clamp(min=LEAST_LOG) / (-LEAST_LOG / 2)).to(own.dtype)
 
 
 LARGEST_FACTOR = 5.0

@@ -73,6 +73,8 @@ class MTCDNConfig:
     """Channels of the cloud head; empty = no head."""
     refinement_widths: tuple[int, ...] = ()
     """Channels of the mask refinement of the reference date; empty = the cloud head's mask is used."""
+    refinement_classes: bool = False
+    """True: the mask refinement also reads the class scores of the mask network."""
     error_head: bool = False
     """True: the network estimates the error at every pixel."""
 
@@ -161,7 +163,11 @@ class MTCDN(nn.Module):
         self.composite_head = CompositeHead(widths[0], stem=config.stem) if config.composite else None
         classes, refined = config.cloud_widths, config.refinement_widths
         self.cloud_head = CloudHead(bands, widths=classes, stem=config.stem) if classes else None
-        self.mask_refinement = MaskRefinement(bands, widths=refined, stem=config.stem) if refined else None
+        self.mask_refinement = (
+            MaskRefinement(bands, widths=refined, stem=config.stem, classified=config.refinement_classes)
+            if refined
+            else None
+        )
         self.error_head = ErrorHead(widths[0], bands, stem=config.stem) if config.error_head else None
         self.fusion = (
             TemporalFusion(
@@ -361,11 +367,13 @@ class MTCDN(nn.Module):
         reference: Tensor | None = None,
         only_reference: bool = False,
         keep_haze: bool = False,
+        classes: Tensor | None = None,
     ) -> Tensor:
         """Return the probability (B, T, H, W) that a pixel is not clear, without gradient.
 
         given: (B, T, H, W) known masks, NaN where the mask is to be estimated. reference: (B,), -1 = none.
-        only_reference: the masks of all other dates are given. keep_haze: thin cloud counts as clear.
+        only_reference: the masks of all other dates are given. keep_haze: thin cloud counts as clear. classes:
+        (B, T, 6, H, W), the scores of the mask network, None where they are not known.
         """
         with torch.no_grad():
             date = reference.clamp(min=0) if only_reference and reference is not None else None
@@ -378,7 +386,9 @@ class MTCDN(nn.Module):
                 return cloud
             if reference is None:
                 reference = torch.full((cloudy.shape[0],), -1, device=cloudy.device)
-            anchor, second = self.mask_refinement(cloudy, observed, band_present, logits, cloud, reference)
+            anchor, second = self.mask_refinement(
+                cloudy, observed, band_present, logits, cloud, reference, classes=classes
+            )
             refined = not_clear(second, dim=1, keep_haze=keep_haze)
             if given is not None:
                 known = at_date(given, anchor)
