@@ -146,7 +146,7 @@ def test_settings_are_given_up_from_the_most_demanding_on():
 def test_bfloat16_is_for_networks_with_a_composite(monkeypatch):
     monkeypatch.setattr("sader.inference.accelerate.has_bfloat16", lambda: True)
     cpu, cuda = torch.device("cpu"), torch.device("cuda")
-    assert Acceleration.for_device(cpu, composite=True) == Acceleration(torch.bfloat16, exact_masks=True)
+    assert Acceleration.for_device(cpu, composite=True) == Acceleration(torch.bfloat16)
     assert Acceleration.for_device(cpu, composite=False) == Acceleration(negligible=NEGLIGIBLE)
     assert Acceleration.for_device(cuda, composite=False, compile=True).compile
     monkeypatch.setattr("sader.inference.accelerate.has_bfloat16", lambda: False)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -10,9 +12,20 @@ from torch import Tensor
 from sader.bands import BANDS_13, BANDS_RGBN
 from sader.data.synthetic.scene import make_series
 from sader.errors import ConfigError
-from sader.inference.masks import BESIDE_NODATA, MaskSettings, cloud_remnants, grown
+from sader.inference.masks import (
+    AROUND,
+    BESIDE_NODATA,
+    SURE,
+    SURELY_HIDDEN,
+    WATER,
+    MaskSettings,
+    TileMasks,
+    cloud_remnants,
+    grown,
+)
 from sader.inference.remover import CloudRemover
 from sader.inference.scene import AGREEMENT, LARGEST_AGREEMENT
+from sader.inference.tile import TileInputs
 from sader.model.heads import HIDDEN_CLASSES, MASK_CLASSES
 
 SIZE = 40
@@ -94,6 +107,10 @@ def series():
     return make_series(5, size=(72, 80), dates=3, bands=BANDS_13)
 
 
+def chosen_bands(series, bands):
+    return series.cloudy[:, [BANDS_13.index(band) for band in bands]]
+
+
 def recall_and_alarms(found, series):
     true = series.cloud_mask
     return (found[true] > 0.5).mean(), (found[~true] > 0.5).mean()
@@ -101,18 +118,52 @@ def recall_and_alarms(found, series):
 
 @pytest.mark.parametrize("bands", [BANDS_RGBN[:3], BANDS_RGBN, SIX, BANDS_13], ids=len)
 def test_clouds_are_found_with_any_bands(many, series, bands):
-    chosen = [BANDS_13.index(band) for band in bands]
-    found = many.estimate_cloud(series.cloudy[:, chosen], bands=bands, reference=0)
+    cloudy = chosen_bands(series, bands)
+    found = many.estimate_cloud(cloudy, bands=bands, reference=0)
     recall, alarms = recall_and_alarms(found, series)
     assert recall > (0.6 if len(bands) == 3 else 0.7)  # shadows are hard to find without near infrared
     assert alarms < 0.1
-    made = many.predict(series.cloudy[:, chosen], bands=bands, reference=0)
+    made = many.predict(cloudy, bands=bands, reference=0)
     assert np.array_equal(made.cloud, found)
+
+
+def test_the_masks_do_not_depend_on_the_model(many, series):
+    """The weights of `sader-s2-rgbn` decide on the reference date; the paper's network has no cloud head."""
+    cloudy = chosen_bands(series, BANDS_RGBN)
+    other, paper = (CloudRemover.from_pretrained(name, device="cpu") for name in ("sader-s2-rgbn", "sader-paper"))
+    found = other.estimate_cloud(cloudy, reference=0)
+    assert np.array_equal(found, many.estimate_cloud(cloudy, bands=BANDS_RGBN, reference=0))
+    assert np.array_equal(found, paper.estimate_cloud(cloudy, reference=0))
+    assert not np.array_equal(found[0], other.estimate_cloud(cloudy)[0])
+
+
+@pytest.mark.parametrize("says", [0.0, 1.0])
+def test_what_the_mask_network_is_sure_of_stands(many, series, monkeypatch, says):
+    """The heads say that every pixel of the reference date is clear, or that every one is hidden."""
+    cloudy = torch.from_numpy(chosen_bands(series, BANDS_RGBN)[None, ..., :64, :64]).clone()
+    cloudy[:, 0, :, :24] = cloudy[:, 0, :, :24] * 0.2 + 0.6  # an opaque cloud
+    valid = torch.ones(1, 3, 64, 64, dtype=torch.bool)
+    known = torch.full(valid.shape, torch.nan)
+    inputs = TileInputs(cloudy, valid, known, torch.tensor([0]), torch.ones(1, 4, dtype=torch.bool))
+    tile = TileMasks(BANDS_RGBN, None, MaskSettings(mask_growth=0))
+    scores = tile.class_scores(inputs).softmax(dim=2)
+    hidden, water = scores[:, 0, list(HIDDEN_CLASSES)].sum(dim=1), scores[:, 0, MASK_CLASSES.index("water")]
+    heads = lambda images, observed, bands, *, given, **more: torch.where(given.isnan(), says, given)  # noqa: E731
+    monkeypatch.setattr("sader.inference.masks.date_heads", lambda device: heads)
+    found = tile(inputs)[:, 0] > 0.5
+    assert torch.equal(tile(inputs)[:, 1:] > 0.5, scores[:, 1:, list(HIDDEN_CLASSES)].sum(dim=2) >= 0.5)
+    if says:
+        assert torch.equal(found, ~((grown(hidden[:, None], AROUND)[:, 0] < SURE) | (water > WATER)))
+    else:
+        assert torch.equal(found, hidden > SURELY_HIDDEN)
+    assert 0.02 < found.float().mean() < 0.98
+    given = tile(replace(inputs, cloud=torch.zeros_like(known)))
+    assert not given.any()
 
 
 def test_networks_without_a_reference_date_clean_a_date_too(series):
     paper = CloudRemover.from_preset("pix2pix", device="cpu")
-    cloudy = series.cloudy[:, [BANDS_13.index(band) for band in paper.bands]]
+    cloudy = chosen_bands(series, paper.bands)
     made = paper.predict(cloudy, reference=1)
     clear = made.kept & ~series.cloud_mask[1]
     assert clear.mean() > 0.5 * (~series.cloud_mask[1]).mean()
@@ -144,19 +195,17 @@ def test_the_cloud_head_of_the_model_can_be_used(many, series):
     assert not np.array_equal(own, many.estimate_cloud(series.cloudy, reference=0))
     without = CloudRemover.from_preset("pix2pix", device="cpu").with_options(masks="head")
     with pytest.raises(ConfigError, match="has no cloud head"):
-        without.estimate_cloud(series.cloudy[:, [BANDS_13.index(band) for band in without.bands]])
+        without.estimate_cloud(chosen_bands(series, without.bands))
 
 
 def test_given_masks_are_used_as_they_are(many, series):
-    chosen = [BANDS_13.index(band) for band in SIX]
-    made = many.predict(series.cloudy[:, chosen], bands=SIX, reference=0, cloud_mask=series.cloud_mask)
+    made = many.predict(chosen_bands(series, SIX), bands=SIX, reference=0, cloud_mask=series.cloud_mask)
     assert np.array_equal(made.cloud, series.cloud_mask.astype(np.float32))
 
 
 def test_the_accelerated_backend_has_the_same_masks(many, series):
-    chosen = [BANDS_13.index(band) for band in SIX]
     other = many.with_options(backend="accelerated")
-    plain, other = (one.predict(series.cloudy[:, chosen], bands=SIX, reference=0) for one in (many, other))
+    plain, other = (one.predict(chosen_bands(series, SIX), bands=SIX, reference=0) for one in (many, other))
     assert np.array_equal(plain.cloud, other.cloud)
 
 

@@ -7,8 +7,8 @@ import torch
 from torch import Tensor
 
 from sader.inference.remover import CloudRemover
-from sader.model.heads import MaskRefinement, not_clear
-from sader.model.mtcdn import MTCDN, with_anchor
+from sader.model.heads import MaskRefinement, not_clear, with_anchor
+from sader.model.mtcdn import MTCDN
 from sader.models import build_model, small
 
 SIDE, BANDS = 32, 4

@@ -5,7 +5,7 @@
 The masks of the other dates are those of the mask network, as in tiles; the rest of the network does not change. Beside
 the batches of `sader train`, some series show a reference date among mostly hidden ones, lakes, bright ground, changed
 fields and burn scars. Clouds that hardly change a pixel count as clear. --classes lets the refinement read the class
-scores of the mask network: the weights of these inputs start at 0.
+scores of the mask network: the weights of these inputs start at 0, and only the refinement is trained.
 How the score of clear was shifted before the last stage is in benchmarks/log/training.md.
 """
 
@@ -27,8 +27,11 @@ from sader.data.bank import SeriesMaker
 from sader.data.batch import CLEAR, SHADOW, THIN, UNKNOWN, keyed_generator
 from sader.data.clouds import Draws, Grid, quantile
 from sader.data.plan import Plan
+from sader.method.diffusion import Denoiser
+from sader.model.mtcdn import MTCDN
 from sader.models import ModelConfig, build_model
 from sader.training import run
+from sader.training.config import RunConfig
 
 AMONG_CLOUDS = 0.25
 """Share of the series whose other dates are mostly hidden; half of them have a reference date without clouds."""
@@ -251,11 +254,23 @@ def main() -> None:
     parser.add_argument("--set", action="append", default=[], help="a changed key, such as train.batch_size=8")
     given = parser.parse_args()
     run.SeriesMaker = Maker
+    first_model = run.first_model
+
+    def refined_model(config: RunConfig) -> Denoiser:
+        model = first_model(config)
+        assert isinstance(model, Denoiser)
+        assert isinstance(model.network, MTCDN)
+        model.requires_grad_(False)
+        assert model.network.mask_refinement is not None
+        model.network.mask_refinement.requires_grad_(True)
+        return model
+
     changes = [*SETTINGS, f"train.max_seconds={given.seconds}", *given.set]
     start = given.init
     if given.classes:
         start = str(with_classes(given.init, given.run.with_name(f"{given.run.name}-start.safetensors")))
         changes.append("model.network.refinement_classes=true")
+        run.first_model = refined_model
     print(run.run_training(given.preset, given.run, data=given.shards, overrides=[*changes, f"train.init={start}"]))
 
 

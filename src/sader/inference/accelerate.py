@@ -1,8 +1,8 @@
 """Accelerated tiles: half precision, channels last, CUDA graphs and, on request, `torch.compile`.
 
 The computation is that of `SaderTile` within rounding. On a GPU convolutions run in float16; on a CPU with bfloat16
-instructions in bfloat16, while masks are estimated in float32, because rounding would move the edges of thresholded
-masks. Matching, composite and all fits are float32. Settings that fail on a machine are turned off with a warning.
+instructions in bfloat16. Masks are estimated in float32, because rounding would move the edges of thresholded masks.
+Matching, composite and all fits are float32. Settings that fail on a machine are turned off with a warning.
 """
 
 from __future__ import annotations
@@ -39,8 +39,6 @@ class Acceleration:
 
     dtype: torch.dtype = torch.float32
     """Type of the convolutions. Results in float16 that overflow are computed again in float32 (`predict_windows`)."""
-    exact_masks: bool = False
-    """Whether masks are refined by the float32 network. The mask network computes in float32 in any case."""
     capture: bool = False
     """CUDA only: capture the computation of each shape as a CUDA graph and replay it."""
     compile: bool = False
@@ -56,7 +54,7 @@ class Acceleration:
             return cls(torch.float16, capture=True, compile=compile, negligible=negligible)
         # bfloat16 is too coarse for networks that sample the whole image from noise.
         half = device.type == "cpu" and composite and has_bfloat16()
-        return cls(torch.bfloat16 if half else torch.float32, exact_masks=half, compile=compile, negligible=negligible)
+        return cls(torch.bfloat16 if half else torch.float32, compile=compile, negligible=negligible)
 
     def simpler(self) -> Acceleration | None:
         """Return the settings without the most demanding one, or None if float32 is all that is left."""
@@ -136,8 +134,7 @@ class AcceleratedTile:
             denoiser.compile(dynamic=False)
             self.tile.condition = torch.compile(network.condition, dynamic=False)
             self.tile.fuse = torch.compile(fuse, dynamic=False)
-        if settings.exact_masks:
-            self.tile.masks.refiner = self.plain.network
+        self.tile.masks = self.plain.masks
 
     def __call__(
         self, inputs: TileInputs, noises: Sequence[NoiseOf], *, steps: int, resamplings: int = 0

@@ -22,13 +22,25 @@ from sader.checkpoint import WEIGHTS_DIR, verified
 from sader.errors import ConfigError
 from sader.model.blocks import is_exporting, to_model_range
 from sader.model.composite import at_date, is_date
-from sader.model.heads import MASK_CLASSES, MaskNetwork, MaskNetworkConfig, band_sources, hidden_probability
+from sader.model.heads import (
+    MASK_BANDS,
+    MASK_CLASSES,
+    DateHeads,
+    MaskNetwork,
+    MaskNetworkConfig,
+    band_sources,
+    hidden_probability,
+)
 from sader.model.mtcdn import MTCDN
 
 if TYPE_CHECKING:
     from sader.inference.tile import TileInputs
 
 MASK_WEIGHTS = WEIGHTS_DIR / "masks" / "sader-masks.safetensors"
+HEAD_WEIGHTS = WEIGHTS_DIR / "sader-s2-rgbn.safetensors"
+"""Weights whose cloud head and mask refinement find the clouds of the reference date, for all models."""
+HEAD_BANDS = slice(1, 5)
+"""The bands of these weights among `MASK_BANDS`."""
 HAZE = ("remove", "keep")
 MASKS = ("network", "head")
 LARGEST_GROWTH = 64
@@ -61,6 +73,26 @@ def mask_network(device: torch.device) -> MaskNetwork:
         network = MaskNetwork(MaskNetworkConfig(tuple(config["widths"]), tuple(config["blocks"]), config["heads"]))
     network.load_state_dict(weights, assign=True)
     return network.to(device).eval().requires_grad_(False)
+
+
+@cache
+def date_heads(device: torch.device) -> DateHeads:
+    """Return the shipped networks for the reference date; a process loads them once for each device."""
+    with safe_open(verified(HEAD_WEIGHTS), "pt") as file:
+        network = json.loads(file.metadata()["sader"])["config"]["network"]
+        names = [name for name in file.keys() if name.split(".")[1] in ("cloud_head", "mask_refinement")]  # noqa: SIM118
+        weights = {name.partition(".")[2]: file.get_tensor(name).float() for name in names}
+    assert tuple(network["bands"]) == MASK_BANDS[HEAD_BANDS]
+    with torch.device("meta"):
+        heads = DateHeads(
+            len(network["bands"]),
+            cloud_widths=tuple(network["cloud_widths"]),
+            refinement_widths=tuple(network["refinement_widths"]),
+            stem=network["stem"],
+            classified=network.get("refinement_classes", False),
+        )
+    heads.load_state_dict(weights, assign=True)
+    return heads.to(device).eval().requires_grad_(False)
 
 
 @dataclass(frozen=True)
@@ -104,62 +136,83 @@ class MaskSettings:
 class TileMasks(nn.Module):
     """The masks of a batch of tiles: the given ones, estimated where they are unknown."""
 
-    def __init__(self, bands: Sequence[str], refiner: MTCDN | None, settings: MaskSettings) -> None:
+    def __init__(self, bands: Sequence[str], model: MTCDN | None, settings: MaskSettings) -> None:
+        """model: the network whose cloud head estimates all masks where `settings.masks` is "head"."""
         super().__init__()
-        has_head = refiner is not None and refiner.cloud_head is not None
-        if refiner is not None:
-            mask_network(next(refiner.parameters()).device)  # loaded before a graph is traced
-        self.refiner, self.settings = refiner if has_head else None, settings
+        self.model = model if settings.masks == "head" and model is not None and model.cloud_head is not None else None
+        self.settings = settings
         self.sources = [-1 if source is None else source for source in band_sources(bands)]
 
     def class_scores(self, inputs: TileInputs) -> Tensor:
         """Return the scores (B, T, 6, H, W) of `heads.MASK_CLASSES`; sizes are multiples of 32."""
-        # Slices, because an index from the host cannot be captured in a CUDA graph.
-        images = torch.stack([inputs.cloudy[:, :, max(source, 0)] for source in self.sources], dim=2)
-        absent = torch.zeros_like(inputs.band_present[:, 0])
-        present = [absent if source < 0 else inputs.band_present[:, source] for source in self.sources]
-        scores: Tensor = mask_network(images.device)(images, inputs.valid, torch.stack(present, dim=1))
-        return scores
+        return self._classified(*self._mask_bands(inputs), inputs.valid)
 
     def forward(self, inputs: TileInputs) -> Tensor:
         """Return the masks (B, T, H, W) of 0 and 1.
 
-        The mask network classifies all dates. Where the model has a cloud head, it decides on the reference date, which
-        it compares with its prediction from the clear pixels of the others: a cloud that is missed there stays. It
-        hides no pixel that the mask network calls visible with certainty, and no water, and every pixel that the mask
-        network calls hidden with certainty.
+        The mask network classifies all dates. On the reference date a cloud head and its refinement decide, which
+        compare the date with its prediction from the clear pixels of the others: a cloud that is missed there stays.
+        They hide no pixel that the mask network calls visible with certainty, and no water, and every pixel that the
+        mask network calls hidden with certainty.
         """
-        refiner, given, valid = self.refiner, inputs.cloud, inputs.valid
-        own_head, keep_haze = self.settings.masks == "head", self.settings.haze == "keep"
-        if refiner is None and own_head:
-            raise ConfigError("masks is 'head', but this model has no cloud head. Use masks='network'.")
-        needed = not own_head or (refiner is not None and refiner.config.refinement_classes)
-        scores = self.class_scores(inputs) if needed else None
-        if scores is not None and not own_head:
-            hidden = hidden_probability(scores, dim=2, keep_haze=keep_haze)
-            mask = self.settings.used(hidden, valid, given)
-            if refiner is None:
-                return mask
-            decides = is_date(inputs.reference, valid.shape[1])[:, :, None, None] & given.isnan()
-            given = mask.masked_fill(decides, torch.nan)
-            water = scores.float().softmax(dim=2).select(2, MASK_CLASSES.index("water"))
-            surely_visible = (grown(hidden, AROUND) < SURE) | (water > WATER)
-        assert refiner is not None
-        use = valid[:, :, None] & inputs.band_present[:, None, :, None, None]
-        probability = refiner.cloud_estimate(
-            to_model_range(inputs.cloudy).masked_fill(~use, 0.0),
+        if self.settings.masks == "head":
+            return self._of_model(inputs)
+        given, valid, keep_haze = inputs.cloud, inputs.valid, self.settings.haze == "keep"
+        images, present = self._mask_bands(inputs)
+        scores = self._classified(images, present, valid)
+        hidden = hidden_probability(scores, dim=2, keep_haze=keep_haze)
+        mask = self.settings.used(hidden, valid, given)
+        decides = is_date(inputs.reference, valid.shape[1])[:, :, None, None] & given.isnan()
+        images, present = images[:, :, HEAD_BANDS], present[:, HEAD_BANDS]
+        probability = date_heads(images.device)(
+            _in_model_range(images, valid, present),
             valid,
-            inputs.band_present,
-            given=given,
+            present,
+            given=mask.masked_fill(decides, torch.nan),
             reference=inputs.reference,
-            only_reference=not own_head,
+            only_reference=True,
             keep_haze=keep_haze,
             classes=scores,
         )
-        if not own_head:
-            probability = probability.masked_fill(surely_visible, 0.0)
-            probability = torch.maximum(probability, (hidden > SURELY_HIDDEN).to(probability.dtype))
-        return self.settings.used(probability, valid, given)
+        water = scores.float().softmax(dim=2).select(2, MASK_CLASSES.index("water"))
+        surely_visible = (grown(hidden, AROUND) < SURE) | (water > WATER)
+        probability = probability.masked_fill(surely_visible, 0.0)
+        probability = torch.maximum(probability, (hidden > SURELY_HIDDEN).to(probability.dtype))
+        return self.settings.used(probability, valid, torch.where(decides, given, mask))
+
+    def _of_model(self, inputs: TileInputs) -> Tensor:
+        """Return the masks of the model's own cloud head."""
+        if self.model is None:
+            raise ConfigError("masks is 'head', but this model has no cloud head. Use masks='network'.")
+        probability = self.model.cloud_estimate(
+            _in_model_range(inputs.cloudy, inputs.valid, inputs.band_present),
+            inputs.valid,
+            inputs.band_present,
+            given=inputs.cloud,
+            reference=inputs.reference,
+            keep_haze=self.settings.haze == "keep",
+            classes=self.class_scores(inputs) if self.model.config.refinement_classes else None,
+        )
+        return self.settings.used(probability, inputs.valid, inputs.cloud)
+
+    def _mask_bands(self, inputs: TileInputs) -> tuple[Tensor, Tensor]:
+        """Return the `MASK_BANDS` of the dates, (B, T, 9, H, W), and which of them there are, bool (B, 9)."""
+        # Slices, because an index from the host cannot be captured in a CUDA graph.
+        images = torch.stack([inputs.cloudy[:, :, max(source, 0)] for source in self.sources], dim=2)
+        absent = torch.zeros_like(inputs.band_present[:, 0])
+        present = [absent if source < 0 else inputs.band_present[:, source] for source in self.sources]
+        return images, torch.stack(present, dim=1)
+
+    @staticmethod
+    def _classified(images: Tensor, present: Tensor, valid: Tensor) -> Tensor:
+        scores: Tensor = mask_network(images.device)(images, valid, present)
+        return scores
+
+
+def _in_model_range(cloudy: Tensor, valid: Tensor, band_present: Tensor) -> Tensor:
+    """Return reflectance (B, T, C, H, W) in the model's range, 0 for nodata and missing bands."""
+    use = valid[:, :, None] & band_present[:, None, :, None, None]
+    return to_model_range(cloudy).masked_fill(~use, 0.0)
 
 
 def cloud_remnants(mask: Tensor, valid: Tensor) -> Tensor:

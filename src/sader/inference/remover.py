@@ -25,7 +25,7 @@ from torch import Tensor
 from sader.checkpoint import Checkpoint, fill_model, find_checkpoint, load_checkpoint, shipped_guide, untrained
 from sader.errors import CheckpointError, ConfigError, check_known, did_you_mean
 from sader.inference.inputs import check_whole_number, parse_steps, prepare_series
-from sader.inference.masks import MaskSettings, TileMasks, mask_network
+from sader.inference.masks import MaskSettings, TileMasks, date_heads, mask_network
 from sader.inference.noise import NoiseField, NoiseOf, sample_seeds
 from sader.inference.scene import (
     ArrayScene,
@@ -153,6 +153,7 @@ class CloudRemover:
         if not isinstance(self.model, Denoiser) and (size := self.model.config.fixed_size) is not None:
             self.options = replace(self.options, tile=size, overlap=min(self.options.overlap, size // 2))
         mask_network(self.device)  # loaded once, before the first tile
+        date_heads(self.device)
         self.plain_tile = self._make_tile(self.model) if isinstance(self.model, Denoiser) else None
         """The tile of SADER's networks in float32; None for baselines."""
 

@@ -17,7 +17,7 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import cast
+from typing import Any, cast
 
 import torch
 import torch.nn.functional as F
@@ -187,6 +187,70 @@ class MaskRefinement(MaskNet):
             return own.new_zeros(own.shape[0], len(MASK_CLASSES), *own.shape[-2:])
         log = at_date(classes, anchor).float().log_softmax(dim=1)
         return (1 + log.clamp(min=LEAST_LOG) / (-LEAST_LOG / 2)).to(own.dtype)
+
+
+class DateHeads(nn.Module):
+    """The two networks that find what hides the ground on the reference date; see `estimated_masks` for the call."""
+
+    def __init__(
+        self,
+        bands: int,
+        *,
+        cloud_widths: tuple[int, ...],
+        refinement_widths: tuple[int, ...],
+        stem: int,
+        classified: bool,
+    ) -> None:
+        super().__init__()
+        self.cloud_head = CloudHead(bands, widths=cloud_widths, stem=stem)
+        self.mask_refinement = MaskRefinement(bands, widths=refinement_widths, stem=stem, classified=classified)
+
+    def forward(self, cloudy: Tensor, observed: Tensor, band_present: Tensor, **known: Any) -> Tensor:
+        return estimated_masks(self.cloud_head, self.mask_refinement, cloudy, observed, band_present, **known)
+
+
+@torch.no_grad()
+def estimated_masks(
+    head: CloudHead,
+    refinement: MaskRefinement | None,
+    cloudy: Tensor,
+    observed: Tensor,
+    band_present: Tensor,
+    *,
+    given: Tensor | None = None,
+    reference: Tensor | None = None,
+    only_reference: bool = False,
+    keep_haze: bool = False,
+    classes: Tensor | None = None,
+) -> Tensor:
+    """Return the probability (B, T, H, W) that a pixel is not clear, without gradient.
+
+    cloudy: (B, T, C, H, W) in the model's range, missing pixels 0. observed: bool (B, T, H, W). band_present: bool
+    (B, C). given: (B, T, H, W) known masks, NaN where the mask is to be estimated. reference: (B,), -1 = none.
+    only_reference: the masks of all other dates are given. keep_haze: thin cloud counts as clear. classes: (B, T, 6, H,
+    W), the scores of the mask network, None where they are not known.
+    """
+    date = reference.clamp(min=0) if only_reference and reference is not None else None
+    logits = head(cloudy, observed, band_present, date=date).expand(-1, cloudy.shape[1], -1, -1, -1)
+    cloud = not_clear(logits, dim=2, keep_haze=keep_haze)
+    if given is not None:
+        cloud = torch.where(given.isnan(), cloud, given)
+    if refinement is None:
+        return cloud
+    if reference is None:
+        reference = torch.full((cloudy.shape[0],), -1, device=cloudy.device)
+    anchor, second = refinement(cloudy, observed, band_present, logits, cloud, reference, classes=classes)
+    refined = not_clear(second, dim=1, keep_haze=keep_haze)
+    if given is not None:
+        known = at_date(given, anchor)
+        refined = torch.where(known.isnan(), refined, known)
+    return with_anchor(cloud, anchor, refined)
+
+
+def with_anchor(cloud: Tensor, anchor: Tensor, mask: Tensor) -> Tensor:
+    """Return cloud (B, T, H, W) with the anchor's date, (B,), replaced by mask (B, H, W)."""
+    at = anchor.view(-1, 1, 1, 1).expand(-1, 1, *mask.shape[-2:])
+    return cloud.scatter(1, at, mask[:, None].to(cloud.dtype))
 
 
 LARGEST_FACTOR = 5.0

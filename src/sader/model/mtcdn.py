@@ -10,7 +10,7 @@ the diffusion models the residual of that composite. Values are in the model's [
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
@@ -28,9 +28,9 @@ from sader.model.blocks import (
     space_to_depth,
     zero_init,
 )
-from sader.model.composite import CompositeHead, at_date, prepare_dates
+from sader.model.composite import CompositeHead, prepare_dates
 from sader.model.condition import Condition, ConditionNet, SeriesInput
-from sader.model.heads import CloudHead, ErrorHead, MaskRefinement, not_clear
+from sader.model.heads import CloudHead, ErrorHead, MaskRefinement, estimated_masks
 
 
 @dataclass(frozen=True)
@@ -353,47 +353,18 @@ class MTCDN(nn.Module):
 
         date: (B,), only this one, as (B, 1, 4, H, W).
         """
+        logits: Tensor = self._cloud_head(cloudy, observed, band_present, date=date)
+        return logits
+
+    @property
+    def _cloud_head(self) -> CloudHead:
         if self.cloud_head is None:
             raise ConfigError("this network has no cloud head; give cloud_mask, or build it with cloud_widths.")
-        return self.cloud_head(cloudy, observed, band_present, date=date)
+        return self.cloud_head
 
-    def cloud_estimate(
-        self,
-        cloudy: Tensor,
-        observed: Tensor,
-        band_present: Tensor,
-        *,
-        given: Tensor | None = None,
-        reference: Tensor | None = None,
-        only_reference: bool = False,
-        keep_haze: bool = False,
-        classes: Tensor | None = None,
-    ) -> Tensor:
-        """Return the probability (B, T, H, W) that a pixel is not clear, without gradient.
-
-        given: (B, T, H, W) known masks, NaN where the mask is to be estimated. reference: (B,), -1 = none.
-        only_reference: the masks of all other dates are given. keep_haze: thin cloud counts as clear. classes:
-        (B, T, 6, H, W), the scores of the mask network, None where they are not known.
-        """
-        with torch.no_grad():
-            date = reference.clamp(min=0) if only_reference and reference is not None else None
-            logits = self.cloud_logits(cloudy, observed, band_present, date=date)
-            logits = logits.expand(-1, cloudy.shape[1], -1, -1, -1)
-            cloud = not_clear(logits, dim=2, keep_haze=keep_haze)
-            if given is not None:
-                cloud = torch.where(given.isnan(), cloud, given)
-            if self.mask_refinement is None:
-                return cloud
-            if reference is None:
-                reference = torch.full((cloudy.shape[0],), -1, device=cloudy.device)
-            anchor, second = self.mask_refinement(
-                cloudy, observed, band_present, logits, cloud, reference, classes=classes
-            )
-            refined = not_clear(second, dim=1, keep_haze=keep_haze)
-            if given is not None:
-                known = at_date(given, anchor)
-                refined = torch.where(known.isnan(), refined, known)
-            return with_anchor(cloud, anchor, refined)
+    def cloud_estimate(self, cloudy: Tensor, observed: Tensor, band_present: Tensor, **known: Any) -> Tensor:
+        """Return the probability (B, T, H, W) that a pixel is not clear; `known` as in `estimated_masks`."""
+        return estimated_masks(self._cloud_head, self.mask_refinement, cloudy, observed, band_present, **known)
 
     def _check(self, cloudy: Tensor, aux: Tensor | None) -> None:
         if cloudy.ndim != 5:
@@ -477,9 +448,3 @@ class MTCDN(nn.Module):
                 h = next(blocks)(h, emb)
         raw = depth_to_space(self.out(F.silu(self.norm_out(h))), config.stem)
         return raw[..., :height, :width]
-
-
-def with_anchor(cloud: Tensor, anchor: Tensor, mask: Tensor) -> Tensor:
-    """Return cloud (B, T, H, W) with the anchor's date, (B,), replaced by mask (B, H, W)."""
-    at = anchor.view(-1, 1, 1, 1).expand(-1, 1, *mask.shape[-2:])
-    return cloud.scatter(1, at, mask[:, None].to(cloud.dtype))

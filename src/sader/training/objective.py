@@ -19,8 +19,8 @@ from sader.method.losses import CloudAwareLoss, CloudAwareLossConfig, LossTerms
 from sader.model.attention import masked_mean
 from sader.model.blocks import to_model_range
 from sader.model.composite import at_date, classical_blend
-from sader.model.heads import hidden_probability, not_clear
-from sader.model.mtcdn import MTCDN, Condition, with_anchor
+from sader.model.heads import hidden_probability, not_clear, with_anchor
+from sader.model.mtcdn import MTCDN, Condition
 
 RELATIVE_TO = 0.03
 """A typical error of the classical blend in model units; a series with this error has weight 2/3."""
