@@ -9,7 +9,16 @@ from torch import Tensor
 
 from sader.data.synthetic.scene import make_place
 from sader.model import composite, matching
-from sader.model.composite import CLASSICAL, CompositeHead, MatchedDates, blend, classical_blend, prepare_dates
+from sader.model.composite import (
+    CLASSICAL,
+    REGRESSED,
+    CompositeHead,
+    MatchedDates,
+    blend,
+    classical_blend,
+    prepare_dates,
+    ridge_prediction,
+)
 from sader.model.matching import haze_weight, support
 
 SIZE = 64
@@ -315,3 +324,29 @@ def test_support_is_low_in_strips_beside_nodata_alone():
     clear[:], observed[:] = 1.0, True
     clear[..., 100:], observed[..., 100:] = 0.0, False
     assert bool((support(clear, observed)[..., :90] > 0.9).all()), "broad land beside nodata is no strip"
+
+
+def test_the_ridge_prediction_recovers_mixed_bands_and_a_smooth_change_under_the_cloud() -> None:
+    cloudy, cloud, _ = series(LEFT, RIGHT)
+    mixture = torch.tensor([[0.9, 0.2, 0.0], [0.0, 1.1, -0.2], [0.3, 0.0, 0.8]])
+    slope = torch.linspace(-0.02, 0.02, SIZE)
+    truth = torch.einsum("ij,jhw->ihw", mixture, ground()) + slope[:, None]
+    cloudy[0, 0] = torch.where(cloud[0, 0] > 0, CLOUD, truth)
+    observed = torch.ones_like(cloud, dtype=torch.bool)
+    image, share = ridge_prediction(cloudy, 1 - cloud, torch.tensor([0]), observed)
+    hidden = (cloud[0, 0] > 0) & (cloud[0, 1] == 0)
+    assert (image[0] - truth)[:, hidden].abs().max() < 0.03
+    assert (image[0] - truth)[:, hidden].abs().mean() < 0.006
+    assert (share[0, 0][cloud[0, 1] == 0] > 0.65 * REGRESSED).all()
+    assert (share[0, 0][cloud[0, 1] > 0] == 0).all()  # no other date is clear
+    other = cloudy.clone()
+    other[0, 0][:, cloud[0, 0] > 0] = -1.0
+    again, _ = ridge_prediction(other, 1 - cloud, torch.tensor([0]), observed)
+    torch.testing.assert_close(again, image)  # hidden values are not read
+
+
+def test_the_ridge_prediction_has_no_share_without_pixels_in_common() -> None:
+    cloudy, cloud, _ = series(WHOLE, LEFT)
+    observed = torch.ones_like(cloud, dtype=torch.bool)
+    _, share = ridge_prediction(cloudy, 1 - cloud, torch.tensor([0]), observed)
+    assert not share.any()

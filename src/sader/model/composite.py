@@ -3,8 +3,9 @@
 Not from the paper. The weights select among dates instead of averaging features, so that detail that any date shows
 sharply is kept. They start from the cloud masks alone: an untrained network already gives a usable mosaic.
 
-Three parts follow each other in `blend`: the weighted sum of the other dates, a joint correction by least squares
-(`joint_correction`), and the reference date's own clear pixels with the residual carried into the hidden ones.
+These parts follow each other in `blend`: the weighted sum of the other dates, a joint correction by least squares
+(`joint_correction`), the residual at the reference date's clear pixels carried into the hidden ones, the mean with a
+second prediction (`ridge_prediction`), and the reference date's own clear pixels.
 `contrast_gain` measures how much detail the prediction loses; `with_contrast` restores it in the final image.
 """
 
@@ -29,6 +30,7 @@ from sader.model.matching import (
     haze_weight,
     inlier_weight,
     match_dates,
+    solve_positive,
     spread_from_clear,
     support,
     to_cells,
@@ -53,6 +55,10 @@ class MatchedDates:
     """(B,) the date that all others are matched to."""
     flag: Tensor
     """(B, T): 1 for the reference date, 0.5 for an anchor chosen without a reference date, else 0."""
+    regressed: Tensor
+    """(B, C, H, W): the anchor predicted from the other dates by `ridge_prediction`."""
+    regressed_share: Tensor
+    """(B, 1, H, W) in [0, 1]: its share in the composite, 0 where no other date is clear."""
 
     def log_variance(self) -> Tensor:
         """Return the variances scaled as a network input: about -1 (sensor noise) to 1 (no agreement)."""
@@ -93,7 +99,8 @@ def prepare_dates(
         fill = fill_holes(dates, clear, variance[:, :-1], anchor)
         flag = is_date(anchor, cloudy.shape[1]).to(cloudy.dtype)
         flag = flag * torch.where(asked, 1.0, 0.5).to(cloudy.dtype)[:, None]
-    return MatchedDates(dates, fill.to(cloudy.dtype), clear, variance, anchor, flag)
+        regressed, share = ridge_prediction(cloudy.float(), clear, anchor, observed)
+    return MatchedDates(dates, fill.to(cloudy.dtype), clear, variance, anchor, flag, regressed, share)
 
 
 def misfits(dates: Tensor, clear: Tensor, target: Tensor, target_clear: Tensor) -> tuple[Tensor, Tensor]:
@@ -260,6 +267,7 @@ def blend(matched: MatchedDates, learned: Tensor, available: Tensor, trust: Trus
     safe = safe * inlier_weight(squared, safe, NOISE_VARIANCE, trust=supported)
     safe = safe * haze_weight(residual.detach(), own_clear)[:, None]
     image = predicted + carried_inward(residual, safe)
+    image = torch.lerp(image, matched.regressed, matched.regressed_share)
     # The anchor against all others together: their joint evidence is the log-sum of their logits.
     asked = (matched.flag.amax(dim=1) == 1).float()[:, None, None]
     preference = (trust.anchor[0] * (1 - asked) + trust.anchor[1] * asked) * own_clear
@@ -399,6 +407,61 @@ def _regressed(features: Tensor, residual: Tensor, weight: Tensor) -> Tensor:
 def _applied(x: Tensor, maps: Tensor) -> Tensor:
     """Return (B, H, W) for features (B, D, H, W) and their maps (B, D + 1, H, W), the offset last."""
     return (x * maps[:, :-1]).sum(dim=1) + maps[:, -1]
+
+
+# Ridge prediction
+
+REGRESSED = 0.45
+"""Largest share of the ridge prediction in the composite."""
+RIDGE = 1e-4
+"""Ridge on the slopes, relative to the mean variance of the bands."""
+FEW_PIXELS = 8.0
+"""Pixels in common at which the slopes shrink by half."""
+LEAST_ERROR = 4e-6
+"""Floor of a squared error, in squared model units."""
+PIXELS_REGRESSED = 1000.0
+"""Evidence, in clear pixels, at which the ridge prediction has half of its share."""
+
+
+def ridge_prediction(dates: Tensor, clear: Tensor, anchor: Tensor, observed: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the anchor predicted from the other dates, (B, C, H, W), and its share in the composite, (B, 1, H, W).
+
+    One ridge regression of all bands of a date onto the anchor for the whole image; the dates that are clear at a pixel
+    are weighted by the inverse of their mean squared error, squared, band by band; what is wrong at clear pixels of the
+    anchor is carried into the hidden ones. dates: (B, T, C, H, W); clear: (B, T, H, W) in [0, 1]; anchor: (B,);
+    observed: bool (B, T, H, W).
+    """
+    number, bands = dates.shape[1:3]
+    own, own_clear = at_date(dates, anchor), at_date(clear, anchor)[:, None]
+    others = clear.masked_fill(is_date(anchor, number)[:, :, None, None], 0.0)
+    both, flat, target = others * own_clear, dates.flatten(3), own.flatten(2)[:, None]
+    trust = support(both, observed & at_date(observed, anchor)[:, None])
+    predicted, weight = dates, both
+    for _ in range(PASSES):  # again without what could not be explained: missed clouds, changed fields
+        near = weight.flatten(2)[:, :, None]
+        total = near.sum(dim=-1, keepdim=True).clamp(min=1.0)
+        centre, level = ((z * near).sum(dim=-1, keepdim=True) / total for z in (flat, target))
+        x, y = flat - centre, target - level
+        left = x * near / total
+        gram = left @ x.transpose(-2, -1)
+        scale = gram.diagonal(dim1=-2, dim2=-1).mean(dim=-1)[..., None, None].clamp(min=1e-12)
+        ridge = (RIDGE + (FEW_PIXELS / total).square()) * scale
+        slope = solve_positive(gram + ridge * torch.eye(bands, device=x.device), left @ y.transpose(-2, -1))
+        predicted = (slope.transpose(-2, -1) @ x + level).view(dates.shape)
+        squared = (predicted - own[:, None]).square()
+        weight = both * inlier_weight(squared.mean(dim=2), both, trust=trust)
+    count = weight.sum(dim=(-2, -1), keepdim=True)
+    error = (squared * weight[:, :, None]).sum(dim=(-2, -1), keepdim=True) / count.clamp(min=1.0)[:, :, None]
+    worth = others[:, :, None] * (count > 0)[:, :, None] * (error + LEAST_ERROR).square().reciprocal()
+    image = (worth * predicted).sum(dim=1) / worth.sum(dim=1).clamp(min=1e-9)
+    residual, known = own - image, weight.amax(dim=1, keepdim=True)
+    supported = support(own_clear, at_date(observed, anchor)[:, None])
+    doubt = inlier_weight(residual.square().mean(dim=1, keepdim=True), known, NOISE_VARIANCE, trust=supported)
+    known = known * torch.where(supported < 1, doubt, 1.0) * haze_weight(residual, own_clear[:, 0])[:, None]
+    image = image + carried_inward(residual, known)
+    evidence = count.amax(dim=1, keepdim=True)
+    share = REGRESSED * others.amax(dim=1, keepdim=True) * evidence / (evidence + PIXELS_REGRESSED)
+    return image, share
 
 
 # Contrast
