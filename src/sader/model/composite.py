@@ -55,10 +55,8 @@ class MatchedDates:
     """(B,) the date that all others are matched to."""
     flag: Tensor
     """(B, T): 1 for the reference date, 0.5 for an anchor chosen without a reference date, else 0."""
-    regressed: Tensor
-    """(B, C, H, W): the anchor predicted from the other dates by `ridge_prediction`."""
-    regressed_share: Tensor
-    """(B, 1, H, W) in [0, 1]: its share in the composite, 0 where no other date is clear."""
+    unmatched: Tensor
+    """(B, T, C, H, W): the dates as given."""
 
     def log_variance(self) -> Tensor:
         """Return the variances scaled as a network input: about -1 (sensor noise) to 1 (no agreement)."""
@@ -99,8 +97,7 @@ def prepare_dates(
         fill = fill_holes(dates, clear, variance[:, :-1], anchor)
         flag = is_date(anchor, cloudy.shape[1]).to(cloudy.dtype)
         flag = flag * torch.where(asked, 1.0, 0.5).to(cloudy.dtype)[:, None]
-        regressed, share = ridge_prediction(cloudy.float(), clear, anchor, observed)
-    return MatchedDates(dates, fill.to(cloudy.dtype), clear, variance, anchor, flag, regressed, share)
+    return MatchedDates(dates, fill.to(cloudy.dtype), clear, variance, anchor, flag, cloudy)
 
 
 def misfits(dates: Tensor, clear: Tensor, target: Tensor, target_clear: Tensor) -> tuple[Tensor, Tensor]:
@@ -267,7 +264,9 @@ def blend(matched: MatchedDates, learned: Tensor, available: Tensor, trust: Trus
     safe = safe * inlier_weight(squared, safe, NOISE_VARIANCE, trust=supported)
     safe = safe * haze_weight(residual.detach(), own_clear)[:, None]
     image = predicted + carried_inward(residual, safe)
-    image = torch.lerp(image, matched.regressed, matched.regressed_share)
+    with torch.no_grad():
+        regressed, part = ridge_prediction(matched.unmatched.float(), matched.clear, matched.anchor, available)
+    image = torch.lerp(image, regressed, part)
     # The anchor against all others together: their joint evidence is the log-sum of their logits.
     asked = (matched.flag.amax(dim=1) == 1).float()[:, None, None]
     preference = (trust.anchor[0] * (1 - asked) + trust.anchor[1] * asked) * own_clear
