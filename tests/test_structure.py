@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import ast
+import importlib
 import importlib.util
+import re
 import sys
 from collections.abc import Iterator
 from functools import cache
@@ -15,7 +17,8 @@ import pytest
 import sader
 
 PACKAGE = Path(sader.__file__).parent
-TOOL = Path(__file__).parents[1] / "tools" / "walks.py"
+ROOT = Path(__file__).parents[1]
+TOOL = ROOT / "tools" / "walks.py"
 
 LINES, MODULES = 40_089, 191
 CYCLES, CIRCLES = 0, 0
@@ -133,3 +136,26 @@ def test_cycles_are_found(walks, tmp_path):
         "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    import pack.high\n"
     )
     assert walks.count_source(package).cycles == []
+
+
+SCRIPTS = sorted(path for folder in ("tools", "benchmarks") for path in (ROOT / folder).rglob("*.py"))
+
+
+@pytest.mark.parametrize("script", SCRIPTS, ids=lambda path: path.relative_to(ROOT).as_posix())
+def test_scripts_import_names_that_exist(script):
+    imports = [node for node in ast.walk(ast.parse(script.read_text())) if isinstance(node, ast.ImportFrom)]
+    missing = [f"{node.module}.{name.name}" for node in imports for name in node.names if not found(script, node, name)]
+    assert not missing, f"{script.name} imports {', '.join(missing)}"
+
+
+def found(script: Path, node: ast.ImportFrom, name: ast.alias) -> bool:
+    """Whether the module has the name, or is neither beside the script nor of this package."""
+    module = node.module or ""
+    beside = script.with_name(f"{module}.py")
+    if beside.exists():
+        defined = rf"^(?:(?:def|class) {name.name}\b|(?:\w+, )*{name.name}\b[^=(]*=)"
+        return re.search(defined, beside.read_text(), re.MULTILINE) is not None
+    if module.split(".")[0] != "sader":
+        return True
+    here = importlib.import_module(module)
+    return hasattr(here, name.name) or importlib.util.find_spec(f"{module}.{name.name}") is not None

@@ -8,18 +8,29 @@ In the second picture grey was hidden and found, orange was clear and is reconst
 from __future__ import annotations
 
 import argparse
+from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
-from score import cut_records
 
 from sader import CloudRemover
 from sader.bands import BANDS_RGBN
 from sader.data.items import Item, clean_this_date
-from sader.data.shards import read_shards
+from sader.data.shards import SeriesRecord, read_shards
 from sader.figures.picture import Panel, compose, stretch_limits, true_colour
 
 FOUND, ALARM, MISSED, CLEAR = (150, 150, 150), (255, 150, 0), (230, 0, 0), (20, 20, 40)
+
+
+def cut_records(paths: list[Path], size: int) -> Iterator[SeriesRecord]:
+    """Yield the records cut to the `size` pixels around the middle of what they cover."""
+    for record in read_shards(paths):
+        rows, columns = (np.flatnonzero((record.dn[:, 0] > 0).any(0).any(axis)) for axis in (1, 0))
+        top, left = (max(int(span[0] + span[-1] + 1 - size) // 2, 0) for span in (rows, columns))
+        box = (..., slice(top, top + size), slice(left, left + size))
+        labels = None if record.labels is None else np.ascontiguousarray(record.labels[box])
+        yield replace(record, dn=np.ascontiguousarray(record.dn[box]), labels=labels)
 
 
 def panels(remover: CloudRemover, item: Item, label: str) -> list[Panel]:
