@@ -219,6 +219,13 @@ def test_a_missing_truncated_or_foreign_checkpoint(capsys, tmp_path):
     fails_clearly(called(capsys, "info", str(foreign)), "CheckpointError", str(foreign))
 
 
+def test_training_settings_are_printed_on_request(capsys):
+    brief, whole = (called(capsys, "info", "sader-s2-rgbn", "--size", "32", *more)[1] for more in ((), ("--all",)))
+    assert "attribution" in brief
+    assert "muon_lr" not in brief
+    assert "muon_lr" in whole
+
+
 def test_a_whole_checkpoint_is_described_and_a_cut_one_refused(capsys, tmp_path, tiny_checkpoint):
     code, out, err = called(capsys, "info", str(tiny_checkpoint), "--json", "--size", "32")
     assert code == 0, err

@@ -124,7 +124,10 @@ def info(
     ] = None,
     dates: Annotated[int, typer.Option(min=1, help="Dates T the cost is counted for.")] = 3,
     size: Annotated[int, typer.Option(min=1, help="Image height and width in pixels the cost is counted for.")] = 256,
-    every: Annotated[bool, typer.Option("--all", help="List the paper's baseline systems as well.")] = False,
+    every: Annotated[
+        bool,
+        typer.Option("--all", help="The baseline systems of the paper too; of one model, the training settings too."),
+    ] = False,
     as_json: AsJson = False,
 ) -> None:
     """List the models, or print the cost, the bands and the training data of one."""
@@ -133,7 +136,7 @@ def info(
     if model is None:
         remove.show(list_models(baselines=every), as_json, lambda entries: _print_models(entries, every))
     else:
-        remove.show(describe(model, dates=dates, size=size), as_json, _print_model)
+        remove.show(describe(model, dates=dates, size=size), as_json, lambda details: _print_model(details, every))
 
 
 def _print_models(entries: list[ModelEntry], every: bool) -> None:
@@ -153,14 +156,14 @@ def _print_models(entries: list[ModelEntry], every: bool) -> None:
     console.print("\n".join([*lines, "One model in detail: sader info MODEL"]), highlight=False)
 
 
-def _print_model(details: ModelDescription) -> None:
+def _print_model(details: ModelDescription, every: bool) -> None:
     from rich.console import Console
     from rich.table import Table
 
     table = Table(show_header=False, box=None, padding=(0, 2, 0, 0))
     table.add_column(style="bold", no_wrap=True)
     table.add_column(overflow="fold")
-    for label, value in details.rows():
+    for label, value in details.rows(every=every):
         table.add_row(label, value)
     Console().print(table, highlight=False)
 

@@ -275,6 +275,10 @@ class Publication:
     note: str = ""
 
 
+BRIEF = ("attribution", "date", "hardware")
+"""What a description prints of the card of trained weights; `--all` and `--json` print all of it."""
+
+
 @dataclass(frozen=True)
 class ModelDescription:
     """Everything `sader info MODEL` prints."""
@@ -312,8 +316,8 @@ class ModelDescription:
         values = asdict(self)
         return {**values.pop("cost"), **(values.pop("publication") or {}), **values, "trained": self.trained}
 
-    def rows(self) -> list[tuple[str, str]]:
-        """Return (label, text) of every line to print."""
+    def rows(self, *, every: bool = False) -> list[tuple[str, str]]:
+        """Return (label, text) of the lines to print; every: with all settings of the training."""
         cost, case, about = self.cost, f"T={self.dates}, {self.size}x{self.size}", self.publication
         notes, forward = [], [case]
         if self.parameters_condition is not None:
@@ -343,7 +347,8 @@ class ModelDescription:
         rows += [] if self.sampling is None else [("sampling", _sampling_text(self.sampling))]
         rows += [("training data", self.training_data), ("licence", self.licence)]
         rows += [("note", about.note)] if about is not None and about.note else []
-        return rows + [(key.replace("_", " "), _text(value)) for key, value in self.card.items()]
+        card = self.card.items() if every else ((key, self.card[key]) for key in BRIEF if key in self.card)
+        return rows + [(key.replace("_", " "), _text(value)) for key, value in card]
 
 
 def list_models(*, baselines: bool = False) -> list[ModelEntry]:
