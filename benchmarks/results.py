@@ -3,18 +3,21 @@
     python benchmarks/results.py predict sader-paper@4+1 sader-paper@4+0 --data triclear
     python benchmarks/results.py predict emrdm=runs/emrdm/model.safetensors --data triclear
     python benchmarks/results.py page --data triclear
-    python benchmarks/results.py figure
+    python benchmarks/results.py page
 
 `predict` writes WORK/predictions/SET/NAME.npz, one array for each item, on a GPU if there is one. NAME is MODEL,
 MODEL@STEPS, MODEL@STEPS,GUIDE or MODEL@STEPS,START (zero or median). `page` scores these files and the controls as
 `sader compare` does, keeps finished scores in WORK/scores, and writes
 
+    benchmarks/results/SET/items.csv      the main metrics of every item and method
+    benchmarks/results/samples.csv        training samples of the models, from the cards of their weights
+    benchmarks/results/SET/table.md       means with intervals, tests and costs
     docs/results.md                       the tables between its marks; the text is not changed
     docs/images/results-{quality,pictures}.jpg
-    benchmarks/results/SET/               table.md with tests and costs, items.csv
     benchmarks/results/README.md          learning curve, resampling, guides; resampling.jpg, systems.jpg
 
-`figure` draws docs/images/results-quality.jpg again from benchmarks/results/paper-128/items.csv, without data.
+Methods without a file of predictions keep their rows of items.csv. Pictures are drawn where all of their methods have
+one. Without --data nothing is scored.
 """
 
 from __future__ import annotations
@@ -39,7 +42,7 @@ from sader.evaluation.data import DataRequest, open_data
 from sader.evaluation.evaluate import chosen_metrics, score_methods
 from sader.evaluation.figures import Point, draw_gallery, draw_pareto, example_of
 from sader.evaluation.methods import RemoverMethod, StoredMethod, make_method, store_predictions
-from sader.evaluation.report import Report, table_lines, write_report
+from sader.evaluation.report import Report, markdown, table_lines
 from sader.evaluation.reproduce.setting import digest
 from sader.evaluation.scoring import Method, Results, load, save
 from sader.evaluation.scoring import Row as ScoreRow
@@ -171,12 +174,41 @@ def with_start(checkpoint: Checkpoint, start: str | None) -> Checkpoint:
 
 
 def scored(chosen: Set, given: argparse.Namespace) -> Results:
-    """Return the results of the controls and of every file of predictions of a set, scored where they are missing."""
-    files = sorted((given.work / "predictions" / chosen.name).glob("*.npz"), key=lambda file: row_order(file.stem))
+    """Return the results of a set: controls and predictions, scored where they are missing, and stored rows."""
+    rows = {} if given.limit else stored_rows(chosen, given)
+    if given.data is not None:
+        rows |= new_rows(chosen, given)
+    names = [name for name in chosen.controls if name in rows]
+    names += sorted((name for name in rows if name not in names), key=row_order)
+    return Results(
+        [row for name in names for row in rows[name]], {name: cost_of(name, given.weights) for name in names}
+    )
+
+
+def stored_rows(chosen: Set, given: argparse.Namespace) -> dict[str, list[ScoreRow]]:
+    """Return method -> its rows in items.csv."""
+    path, found = given.out / "benchmarks" / "results" / chosen.name / "items.csv", {}
+    if path.exists():
+        with path.open(newline="", encoding="utf-8") as file:
+            for line in csv.DictReader(file):
+                scores = {key: float(line[key]) for key in SHOWN}
+                row = plain_row(line["item"], line["place"], chosen.task, line["method"], scores)
+                found.setdefault(line["method"], []).append(row)
+    return found
+
+
+def plain_row(item: str, place: str, task: str, method: str, scores: Mapping[str, float]) -> ScoreRow:
+    """Return a row of what items.csv holds; dates, cover, pixels and times are not stored."""
+    kept = {key: scores[key] for key in SHOWN} | {"seconds_per_megapixel": float("nan")}
+    return ScoreRow(item, place, task, method, 0, float("nan"), 0, kept)
+
+
+def new_rows(chosen: Set, given: argparse.Namespace) -> dict[str, list[ScoreRow]]:
+    """Return method -> its rows, for the controls and every file of predictions."""
+    files = sorted((given.work / "predictions" / chosen.name).glob("*.npz"))
     items = chosen.items(given.data, given.limit)
     data = {"items": fingerprint([str(given.data / chosen.folder)]), "limit": given.limit, "mask": chosen.mask}
-    metrics = chosen_metrics(None)
-    parts = []
+    metrics, rows = chosen_metrics(None), {}
     for name, file in [*((name, None) for name in chosen.controls), *((file.stem, file) for file in files)]:
         key = digest({**data, "metrics": metrics, "method": name if file is None else file_digest(file)})
         folder = given.work / "scores" / chosen.name / name.replace(" ", "-")
@@ -187,9 +219,8 @@ def scored(chosen: Set, given: argparse.Namespace) -> Results:
             method = make_method(name) if file is None else StoredMethod(file)
             found = replace(score_methods(own, {name: method}, metrics), facts={"key": key})
             save(found, folder)
-        parts.append(found)
-    rows = [row for part in parts for row in part.rows]
-    return Results(rows, {part.methods[0]: cost_of(part.methods[0], given.weights) for part in parts})
+        rows[name] = [plain_row(row.item, row.group, row.task, row.method, row.scores) for row in found.rows]
+    return rows
 
 
 def predicted_items(items: Sequence[Item], file: Path) -> list[Item]:
@@ -329,28 +360,6 @@ def quality_figure(results: Results, file: Path) -> None:
     save_picture(draw_pareto(points, title=title, quality="PSNR dB, bias removed"), file)
 
 
-def figure(given: argparse.Namespace) -> None:
-    """Draw the figure of quality again from the stored scores of every item."""
-    chosen = SETS["paper-128"]
-    with (given.out / "benchmarks" / "results" / chosen.name / "items.csv").open(newline="", encoding="utf-8") as file:
-        lines = list(csv.DictReader(file))
-    rows = [
-        ScoreRow(
-            item=line["item"],
-            group=line["place"],
-            task=chosen.task,
-            method=line["method"],
-            dates=0,  # not stored, and not needed
-            cover=float("nan"),
-            pixels=0,
-            scores={key: float(line[key]) for key in SHOWN},
-        )
-        for line in lines
-    ]
-    found = Results(rows, {name: cost_of(name, {}) for name in dict.fromkeys(line["method"] for line in lines)})
-    quality_figure(on_page(found), given.out / "docs" / "images" / "results-quality.jpg")
-
-
 def pictures_figure(items: Mapping[str, Item], methods: Mapping[str, Method], results: Results, file: Path) -> None:
     """Draw dates, target, results and errors of some items."""
     images = {title_of(name): [method(item) for item in items.values()] for name, method in methods.items()}
@@ -403,27 +412,20 @@ def chosen_items(items: Sequence[Item], names: Sequence[str]) -> dict[str, Item]
 
 def page(given: argparse.Namespace) -> None:
     """Score what is missing and write the page and its files."""
-    samples = {name: count for name in (PAPER, *BASELINES) if (count := samples_of(name, given))}
+    beside, images = given.out / "benchmarks" / "results", given.out / "docs" / "images"
+    samples = training_samples(beside / "samples.csv", given)
     results = {name: scored(chosen, given) for name, chosen in SETS.items() if has_rows(chosen, given)}
     for name, found in results.items():
         if name != "val-128":
-            write_files(complete(found), SETS[name], given.out / "benchmarks" / "results" / name)
+            write_files(complete(found), SETS[name], beside / name)
     main, clean = results["paper-128"], [results[name] for name in ("clean-128", "clean-128-masks") if name in results]
     tables = {"paper": main_table(on_page(main), against=OWN, samples=samples)}
     if clean:
         tables["clean"] = main_table(both_masks(clean), against="sader-s2-rgbn", samples={})
     fill_page(given.out / "docs" / "results.md", tables)
-    quality_figure(on_page(main), given.out / "docs" / "images" / "results-quality.jpg")
-    folder, items = given.work / "predictions" / "paper-128", SETS["paper-128"].items(given.data, given.limit)
-    shown = chosen_items(items, given.pictures) or {items[0].name: items[0]}
-    stored = {name: StoredMethod(folder / f"{name}.npz") for name in main.methods if (folder / f"{name}.npz").exists()}
-    pictured = {name: stored.get(name) or make_method(name) for name in PICTURED if name in main.methods}
-    pictures_figure(shown, pictured, main, given.out / "docs" / "images" / "results-pictures.jpg")
-    beside = given.out / "benchmarks" / "results"
-    systems = {name: method for name, method in stored.items() if name in (*BASELINES, OWN)}
-    pictures_figure(shown, systems, main, beside / "systems.jpg")
-    if {f"{PAPER}@4+0", OWN} <= stored.keys():
-        resampling_figure(shown, stored[f"{PAPER}@4+0"], stored[OWN], beside / "resampling.jpg")
+    quality_figure(on_page(main), images / "results-quality.jpg")
+    if given.data is not None:
+        write_pictures(main, given, images, beside)
     sections = {"resampling": [n for n in main.methods if parse_name(n).model == PAPER and not parse_name(n).guide]}
     tried = {parse_name(n)._replace(guide=None) for n in main.methods if parse_name(n).guide}
     sections["guides"] = [n for n in main.methods if parse_name(n)._replace(guide=None) in tried]
@@ -434,6 +436,26 @@ def page(given: argparse.Namespace) -> None:
             same = [state for state in states if parse_name(state).start == start]
             tables |= {name: plain_table(results["val-128"], same, against=same[-1])} if len(same) > 1 else {}
     fill_page(beside / "README.md", tables)
+
+
+def write_pictures(main: Results, given: argparse.Namespace, images: Path, beside: Path) -> None:
+    """Draw the pictures of the page whose methods all have predictions."""
+    folder, items = given.work / "predictions" / "paper-128", SETS["paper-128"].items(given.data, given.limit)
+    shown = chosen_items(items, given.pictures) or {items[0].name: items[0]}
+
+    def methods(names: Sequence[str]) -> dict[str, Method]:
+        """Return name -> its predictions; nothing where one of them is missing."""
+        files = {name: folder / f"{name}.npz" for name in names if name not in SETS["paper-128"].controls}
+        if not all(file.exists() for file in files.values()):
+            return {}
+        return {name: StoredMethod(files[name]) if name in files else make_method(name) for name in names}
+
+    if pictured := methods([name for name in PICTURED if name in main.methods]):
+        pictures_figure(shown, pictured, main, images / "results-pictures.jpg")
+    if systems := methods([name for name in main.methods if name in (*BASELINES, OWN)]):
+        pictures_figure(shown, systems, main, beside / "systems.jpg")
+    if resampled := methods([f"{PAPER}@4+0", OWN]):
+        resampling_figure(shown, *resampled.values(), beside / "resampling.jpg")
 
 
 def both_masks(results: Sequence[Results]) -> Results:
@@ -448,9 +470,24 @@ def both_masks(results: Sequence[Results]) -> Results:
 
 
 def has_rows(chosen: Set, given: argparse.Namespace) -> bool:
-    """Return whether the set has controls or predictions and its items are there."""
+    """Return whether the set has stored rows, or items with controls or predictions."""
+    if (given.out / "benchmarks" / "results" / chosen.name / "items.csv").exists():
+        return True
     predictions = any((given.work / "predictions" / chosen.name).glob("*.npz"))
-    return (given.data / chosen.folder).exists() and (predictions or bool(chosen.controls))
+    return given.data is not None and (given.data / chosen.folder).exists() and (predictions or bool(chosen.controls))
+
+
+def training_samples(path: Path, given: argparse.Namespace) -> dict[str, int]:
+    """Return model -> training samples: those stored, and those of the weights at hand, which are stored too."""
+    found = {}
+    if path.exists():
+        with path.open(newline="", encoding="utf-8") as file:
+            found = {line["model"]: int(line["samples"]) for line in csv.DictReader(file)}
+    found |= {name: count for name in (PAPER, *BASELINES) if (count := samples_of(name, given))}
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("w", newline="", encoding="utf-8") as file:
+        csv.writer(file).writerows([("model", "samples"), *sorted(found.items())])
+    return found
 
 
 def samples_of(name: str, given: argparse.Namespace) -> int | None:
@@ -467,15 +504,14 @@ def write_files(results: Results, chosen: Set, folder: Path) -> None:
     tests = compare_rows(results.rows, against=against, metrics=SHOWN[:4]) if against else []
     title = f"TriClear {chosen.folder}, task {chosen.task}, masks of the models: {chosen.mask}"
     report = Report(title, results, summarise(results.rows), tests, metric="psnr_unbiased")
-    for path in write_report(folder, report):
-        if path.name not in ("table.md", "items.csv"):
-            path.unlink()
+    folder.mkdir(parents=True, exist_ok=True)
+    write_atomically(folder / "table.md", markdown(report).encode())
     heading = ["item", "place", "method", *SHOWN]
     with (folder / "items.csv").open("w", newline="", encoding="utf-8") as file:
         lines = csv.writer(file)
         lines.writerow(heading)
         for row in results.rows:
-            lines.writerow([row.item, row.group, row.method, *(f"{row.scores[key]:.4g}" for key in SHOWN)])
+            lines.writerow([row.item, row.group, row.method, *(f"{row.scores[key]:.6g}" for key in SHOWN)])
 
 
 def fill_page(file: Path, tables: Mapping[str, Sequence[str]]) -> None:
@@ -494,7 +530,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     commands = parser.add_subparsers(required=True)
     shared = argparse.ArgumentParser(add_help=False)
-    shared.add_argument("--data", type=Path, required=True, help="folder of `sader data benchmark`")
+    shared.add_argument("--data", type=Path, help="folder of `sader data benchmark`")
     shared.add_argument("--work", type=Path, default=Path("runs/results"), help="folder of predictions and scores")
     shared.add_argument("--limit", type=int, help="items of each place")
     one = commands.add_parser("predict", parents=[shared], help="write predictions")
@@ -508,12 +544,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
     two.add_argument("--pictures", nargs="*", default=PICTURES, help="starts of the names of pictured items")
     two.add_argument("--out", type=Path, default=ROOT, help="folder with docs/ and benchmarks/")
     two.set_defaults(run=page)
-    three = commands.add_parser("figure")
-    three.add_argument("--out", type=Path, default=ROOT, help="folder with docs/ and benchmarks/")
-    three.set_defaults(run=figure)
     given = parser.parse_args(arguments)
     if given.run is page:
         given.weights = dict(text.split("=", 1) for text in given.weights)
+    elif given.data is None:
+        parser.error("predict needs --data, the folder of `sader data benchmark`")
     given.run(given)
 
 
