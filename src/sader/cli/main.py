@@ -124,10 +124,7 @@ def info(
     ] = None,
     dates: Annotated[int, typer.Option(min=1, help="Dates T the cost is counted for.")] = 3,
     size: Annotated[int, typer.Option(min=1, help="Image height and width in pixels the cost is counted for.")] = 256,
-    every: Annotated[
-        bool,
-        typer.Option("--all", help="The baseline systems of the paper too; of one model, the training settings too."),
-    ] = False,
+    every: Annotated[bool, typer.Option("--all", help="Baseline systems too, or all settings of a training.")] = False,
     as_json: AsJson = False,
 ) -> None:
     """List the models, or print the cost, the bands and the training data of one."""

@@ -275,10 +275,6 @@ class Publication:
     note: str = ""
 
 
-BRIEF = ("attribution", "date", "hardware")
-"""What a description prints of the card of trained weights; `--all` and `--json` print all of it."""
-
-
 @dataclass(frozen=True)
 class ModelDescription:
     """Everything `sader info MODEL` prints."""
@@ -347,8 +343,8 @@ class ModelDescription:
         rows += [] if self.sampling is None else [("sampling", _sampling_text(self.sampling))]
         rows += [("training data", self.training_data), ("licence", self.licence)]
         rows += [("note", about.note)] if about is not None and about.note else []
-        card = self.card.items() if every else ((key, self.card[key]) for key in BRIEF if key in self.card)
-        return rows + [(key.replace("_", " "), _text(value)) for key, value in card]
+        shown = self.card if every else ("attribution", "date", "hardware")
+        return rows + [(key.replace("_", " "), _text(self.card[key])) for key in shown if key in self.card]
 
 
 def list_models(*, baselines: bool = False) -> list[ModelEntry]:
