@@ -159,14 +159,14 @@ def test_masks_of_the_other_dates_come_from_the_mask_network(monkeypatch: pytest
     shown: list[torch.Tensor] = []
     refine = model.network.mask_refinement.forward
 
-    def kept(*inputs: torch.Tensor, classes: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor]:
+    def kept(*inputs: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         shown.append(inputs[4])
-        return refine(*inputs, classes=classes)
+        return refine(*inputs)
 
     monkeypatch.setattr(model.network.mask_refinement, "forward", kept)
     for network in (True, False):
         Objective(replace(config, mask_network=network))(model, given, torch.Generator().manual_seed(0))
-    found, _ = network_masks(model.network.config.bands, given.cloudy, given.valid, given.band_present)
+    found = network_masks(model.network.config.bands, given.cloudy, given.valid, given.band_present)
     assert set(found.unique().tolist()) <= {0.0, 1.0}
     for row, reference in enumerate((0, 1)):
         others = [date for date in range(3) if date != reference]

@@ -1,11 +1,10 @@
 """Train the cloud head and the mask refinement of a product's network beside the mask network.
 
-    python tools/masks/train_head.py RUN triclear/train --init WEIGHTS --seconds 90 [--classes] [--set KEY=VALUE]
+    python tools/masks/train_head.py RUN triclear/train --init WEIGHTS --seconds 90 [--set KEY=VALUE]
 
 The masks of the other dates are those of the mask network, as in tiles; the rest of the network does not change. Beside
 the batches of `sader train`, some series show a reference date among mostly hidden ones, lakes, bright ground, changed
-fields and burn scars. Clouds that hardly change a pixel count as clear. --classes lets the refinement read the class
-scores of the mask network: the weights of these inputs start at 0, and only the refinement is trained.
+fields and burn scars. Clouds that hardly change a pixel count as clear.
 How the score of clear was shifted before the last stage is in benchmarks/log/training.md.
 """
 
@@ -22,16 +21,11 @@ import torch
 from torch import Tensor
 
 from sader.bands import BANDS_RGBN
-from sader.checkpoint import find_checkpoint, load_checkpoint, save_checkpoint
 from sader.data.bank import SeriesMaker
 from sader.data.batch import CLEAR, SHADOW, THIN, UNKNOWN, keyed_generator
 from sader.data.clouds import Draws, Grid, quantile
 from sader.data.plan import Plan
-from sader.method.diffusion import Denoiser
-from sader.model.mtcdn import MTCDN
-from sader.models import ModelConfig, build_model
 from sader.training import run
-from sader.training.config import RunConfig
 
 AMONG_CLOUDS = 0.25
 """Share of the series whose other dates are mostly hidden; half of them have a reference date without clouds."""
@@ -228,50 +222,18 @@ class Maker(SeriesMaker):
         return after, found.to(labels.dtype), covered
 
 
-def with_classes(weights: str, out: Path) -> Path:
-    """Write weights whose refinement also reads the class scores, at first without effect, and return their file."""
-    given = load_checkpoint(find_checkpoint(weights))
-    assert isinstance(given.config, ModelConfig)
-    config = given.config.replace(network={"refinement_classes": True})
-    model, found = build_model(config), given.model.state_dict()
-    for name, value in model.state_dict().items():  # the new inputs are the last
-        old = found[name]
-        value.zero_()
-        value[tuple(slice(size) for size in old.shape)] = old
-    out.parent.mkdir(parents=True, exist_ok=True)
-    save_checkpoint(out, model, config, card=given.card)
-    return out
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("run", type=Path)
     parser.add_argument("shards", nargs="+")
     parser.add_argument("--init", required=True, help="weights to start from")
     parser.add_argument("--preset", default="small", help="small or small_msi")
-    parser.add_argument("--classes", action="store_true", help="let the refinement read the class scores")
     parser.add_argument("--seconds", type=float, default=90.0)
     parser.add_argument("--set", action="append", default=[], help="a changed key, such as train.batch_size=8")
     given = parser.parse_args()
     run.SeriesMaker = Maker
-    first_model = run.first_model
-
-    def refined_model(config: RunConfig) -> Denoiser:
-        model = first_model(config)
-        assert isinstance(model, Denoiser)
-        assert isinstance(model.network, MTCDN)
-        model.requires_grad_(False)
-        assert model.network.mask_refinement is not None
-        model.network.mask_refinement.requires_grad_(True)
-        return model
-
-    changes = [*SETTINGS, f"train.max_seconds={given.seconds}", *given.set]
-    start = given.init
-    if given.classes:
-        start = str(with_classes(given.init, given.run.with_name(f"{given.run.name}-start.safetensors")))
-        changes.append("model.network.refinement_classes=true")
-        run.first_model = refined_model
-    print(run.run_training(given.preset, given.run, data=given.shards, overrides=[*changes, f"train.init={start}"]))
+    changes = [*SETTINGS, f"train.max_seconds={given.seconds}", *given.set, f"train.init={given.init}"]
+    print(run.run_training(given.preset, given.run, data=given.shards, overrides=changes))
 
 
 if __name__ == "__main__":

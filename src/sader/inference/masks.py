@@ -89,7 +89,6 @@ def date_heads(device: torch.device) -> DateHeads:
             cloud_widths=tuple(network["cloud_widths"]),
             refinement_widths=tuple(network["refinement_widths"]),
             stem=network["stem"],
-            classified=network.get("refinement_classes", False),
         )
     heads.load_state_dict(weights, assign=True)
     return heads.to(device).eval().requires_grad_(False)
@@ -172,7 +171,6 @@ class TileMasks(nn.Module):
             reference=inputs.reference,
             only_reference=True,
             keep_haze=keep_haze,
-            classes=scores,
         )
         water = scores.float().softmax(dim=2).select(2, MASK_CLASSES.index("water"))
         surely_visible = (grown(hidden, AROUND) < SURE) | (water > WATER)
@@ -191,7 +189,6 @@ class TileMasks(nn.Module):
             given=inputs.cloud,
             reference=inputs.reference,
             keep_haze=self.settings.haze == "keep",
-            classes=self.class_scores(inputs) if self.model.config.refinement_classes else None,
         )
         return self.settings.used(probability, inputs.valid, inputs.cloud)
 

@@ -132,21 +132,15 @@ DOUBT = 0.9
 """Largest probability of the first mask of the anchor: where it hides every pixel, matching still needs some weight."""
 
 
-LEAST_LOG = -8.0
-"""Log probability of a class below which differences do not matter."""
-
-
 class MaskRefinement(MaskNet):
     """Refined class scores (B, 4, H, W) of the anchor date; untrained, those of the cloud head.
 
     The other dates are matched to the anchor with the first mask and blended; land that they explain is clear, whatever
-    its colour. Only the mask of the anchor changes. With `classified` the scores of the mask network are an input too.
+    its colour. Only the mask of the anchor changes.
     """
 
-    def __init__(self, bands: int, *, widths: tuple[int, ...], stem: int, classified: bool = False) -> None:
-        classes = len(MASK_CLASSES) if classified else 0
-        super().__init__(2 * bands + len(CLASSES) + 3 + classes, bands, widths=widths, stem=stem)
-        self.classified = classified
+    def __init__(self, bands: int, *, widths: tuple[int, ...], stem: int) -> None:
+        super().__init__(2 * bands + len(CLASSES) + 3, bands, widths=widths, stem=stem)
 
     def forward(
         self,
@@ -156,13 +150,10 @@ class MaskRefinement(MaskNet):
         logits: Tensor,
         cloud: Tensor,
         reference: Tensor,
-        *,
-        classes: Tensor | None = None,
     ) -> tuple[Tensor, Tensor]:
         """Return (anchor (B,), class scores (B, 4, H, W) of that date).
 
         logits: (B, T, 4, H, W), the cloud head's. cloud: (B, T, H, W), the masks so far. reference: (B,), -1 = none.
-        classes: (B, T, 6, H, W), the scores of `MaskNetwork`; None where they are not known.
         """
         with torch.no_grad():
             asked = is_date(reference, cloudy.shape[1])[:, :, None, None]
@@ -174,19 +165,10 @@ class MaskRefinement(MaskNet):
             shown = matched.clear.masked_fill(matched.flag[:, :, None, None] > 0, 0.0).amax(dim=1, keepdim=True)
             first = matched.at_anchor(logits).detach()
             difference = (own - others.to(own.dtype)).masked_fill(~use, 0.0)
-            parts = [own, 4 * difference, first, log_variance[:, None], shown, seen.to(own.dtype) - 1]
-            if self.classified:
-                parts.append(self._classes(classes, matched.anchor, own))
-            inputs = torch.cat(parts, dim=1)
+            inputs = torch.cat(
+                [own, 4 * difference, first, log_variance[:, None], shown, seen.to(own.dtype) - 1], dim=1
+            )
         return matched.anchor, first.float() + self.scores(inputs, band_present).float()
-
-    @staticmethod
-    def _classes(classes: Tensor | None, anchor: Tensor, own: Tensor) -> Tensor:
-        """Return the log probabilities (B, 6, H, W) of the classes of the anchor, from -1 to 1; 0 for unknown ones."""
-        if classes is None:
-            return own.new_zeros(own.shape[0], len(MASK_CLASSES), *own.shape[-2:])
-        log = at_date(classes, anchor).float().log_softmax(dim=1)
-        return (1 + log.clamp(min=LEAST_LOG) / (-LEAST_LOG / 2)).to(own.dtype)
 
 
 class DateHeads(nn.Module):
@@ -199,11 +181,10 @@ class DateHeads(nn.Module):
         cloud_widths: tuple[int, ...],
         refinement_widths: tuple[int, ...],
         stem: int,
-        classified: bool,
     ) -> None:
         super().__init__()
         self.cloud_head = CloudHead(bands, widths=cloud_widths, stem=stem)
-        self.mask_refinement = MaskRefinement(bands, widths=refinement_widths, stem=stem, classified=classified)
+        self.mask_refinement = MaskRefinement(bands, widths=refinement_widths, stem=stem)
 
     def forward(self, cloudy: Tensor, observed: Tensor, band_present: Tensor, **known: Any) -> Tensor:
         return estimated_masks(self.cloud_head, self.mask_refinement, cloudy, observed, band_present, **known)
@@ -221,14 +202,12 @@ def estimated_masks(
     reference: Tensor | None = None,
     only_reference: bool = False,
     keep_haze: bool = False,
-    classes: Tensor | None = None,
 ) -> Tensor:
     """Return the probability (B, T, H, W) that a pixel is not clear, without gradient.
 
     cloudy: (B, T, C, H, W) in the model's range, missing pixels 0. observed: bool (B, T, H, W). band_present: bool
     (B, C). given: (B, T, H, W) known masks, NaN where the mask is to be estimated. reference: (B,), -1 = none.
-    only_reference: the masks of all other dates are given. keep_haze: thin cloud counts as clear. classes: (B, T, 6, H,
-    W), the scores of the mask network, None where they are not known.
+    only_reference: the masks of all other dates are given. keep_haze: thin cloud counts as clear.
     """
     date = reference.clamp(min=0) if only_reference and reference is not None else None
     logits = head(cloudy, observed, band_present, date=date).expand(-1, cloudy.shape[1], -1, -1, -1)
@@ -239,7 +218,7 @@ def estimated_masks(
         return cloud
     if reference is None:
         reference = torch.full((cloudy.shape[0],), -1, device=cloudy.device)
-    anchor, second = refinement(cloudy, observed, band_present, logits, cloud, reference, classes=classes)
+    anchor, second = refinement(cloudy, observed, band_present, logits, cloud, reference)
     refined = not_clear(second, dim=1, keep_haze=keep_haze)
     if given is not None:
         known = at_date(given, anchor)

@@ -73,8 +73,6 @@ class MTCDNConfig:
     """Channels of the cloud head; empty = no head."""
     refinement_widths: tuple[int, ...] = ()
     """Channels of the mask refinement of the reference date; empty = the cloud head's mask is used."""
-    refinement_classes: bool = False
-    """True: the mask refinement also reads the class scores of the mask network."""
     error_head: bool = False
     """True: the network estimates the error at every pixel."""
 
@@ -163,11 +161,7 @@ class MTCDN(nn.Module):
         self.composite_head = CompositeHead(widths[0], stem=config.stem) if config.composite else None
         classes, refined = config.cloud_widths, config.refinement_widths
         self.cloud_head = CloudHead(bands, widths=classes, stem=config.stem) if classes else None
-        self.mask_refinement = (
-            MaskRefinement(bands, widths=refined, stem=config.stem, classified=config.refinement_classes)
-            if refined
-            else None
-        )
+        self.mask_refinement = MaskRefinement(bands, widths=refined, stem=config.stem) if refined else None
         self.error_head = ErrorHead(widths[0], bands, stem=config.stem) if config.error_head else None
         self.fusion = (
             TemporalFusion(

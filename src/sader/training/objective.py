@@ -17,7 +17,7 @@ from sader.data.batch import SeriesBatch
 from sader.method.diffusion import Denoiser
 from sader.method.losses import CloudAwareLoss, CloudAwareLossConfig, LossTerms
 from sader.model.attention import masked_mean
-from sader.model.blocks import to_model_range
+from sader.model.blocks import to_model_range, without_autocast
 from sader.model.composite import at_date, classical_blend
 from sader.model.heads import hidden_probability, not_clear, with_anchor
 from sader.model.mtcdn import MTCDN, Condition
@@ -231,29 +231,23 @@ class Objective:
         estimate, truth = not_clear(logits.detach(), dim=2), batch.cloud_mask.float()
         is_reference = F.one_hot(batch.reference.clamp(min=0), estimate.shape[1]).bool()
         is_reference = (is_reference & (batch.reference >= 0)[:, None])[:, :, None, None]
-        classes = None
-        if self.config.mask_network or network.config.refinement_classes:
-            found, classes = network_masks(network.config.bands, batch.cloudy, observed, batch.band_present)
-            estimate = torch.where(is_reference, estimate, found) if self.config.mask_network else estimate
+        if self.config.mask_network:
+            found = network_masks(network.config.bands, batch.cloudy, observed, batch.band_present)
+            estimate = torch.where(is_reference, estimate, found)
         cloud = torch.where(take, estimate, truth)
         if network.mask_refinement is None:
             return cloud, losses
         # The refinement always gets the head's mask of the reference date: the true mask would reveal the answer.
         shown = torch.where(is_reference, estimate, cloud)
-        anchor, second = network.mask_refinement(
-            cloudy, observed, batch.band_present, logits, shown, batch.reference, classes=classes
-        )
+        anchor, second = network.mask_refinement(cloudy, observed, batch.band_present, logits, shown, batch.reference)
         losses["mask_refinement"] = _cross_entropy(second, at_date(target, anchor))
         refined = torch.where(at_date(take, anchor), not_clear(second.detach(), dim=1), at_date(truth, anchor))
         return with_anchor(cloud, anchor, refined), losses
 
 
 @torch.no_grad()
-def network_masks(
-    bands: Sequence[str], cloudy: Tensor, observed: Tensor, band_present: Tensor
-) -> tuple[Tensor, Tensor]:
-    """Return the masks (B, T, H, W) of 0 and 1 that the mask network finds in reflectance (B, T, C, H, W), and its
-    class scores (B, T, 6, H, W)."""
+def network_masks(bands: Sequence[str], cloudy: Tensor, observed: Tensor, band_present: Tensor) -> Tensor:
+    """Return the masks (B, T, H, W) of 0 and 1 that the mask network finds in reflectance (B, T, C, H, W)."""
     from sader.inference.masks import MaskSettings, TileMasks
     from sader.inference.tile import TileInputs
 
@@ -266,9 +260,9 @@ def network_masks(
         band_present=band_present,
     )
     padded, settings = inputs.padded(32), MaskSettings()
-    scores = TileMasks(bands, None, settings).class_scores(padded)
-    masks = settings.used(hidden_probability(scores, dim=2), padded.valid, padded.cloud)
-    return masks[..., :height, :width], scores[..., :height, :width]
+    with without_autocast(cloudy):
+        scores = TileMasks(bands, None, settings).class_scores(padded)
+    return settings.used(hidden_probability(scores, dim=2), padded.valid, padded.cloud)[..., :height, :width]
 
 
 def _cross_entropy(logits: Tensor, target: Tensor) -> Tensor:
