@@ -276,7 +276,7 @@ def walk_step(package: Path, folder: Path) -> Walk:
     options = [word for key, value in settings.items() for word in ("--set", f"train.{key}={value}")]
     main = _command_line()
     old = (package / "training" / "module.py").is_file()  # a tree whose steps were run by Lightning
-    inside = ("training/module.py", "training_step") if old else ("training/run.py", "_step")
+    inside = ("training/module.py", "training_step") if old else ("training/run.py", "step")
     with Recorder(package, inside=inside) as recorder:
         main(["train", "small", "--data", str(folder), "--run", str(folder / "run"), "--quiet", *options])
     return recorder.walk()
