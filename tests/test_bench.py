@@ -131,6 +131,15 @@ def test_the_page_of_results_is_made_from_predictions(tmp_path):
     assert (out / "benchmarks" / "results" / "resampling.jpg").is_file()
     assert (out / "benchmarks" / "results" / "systems.jpg").is_file()
     (out / "docs" / "images" / "results-quality.jpg").unlink()
-    results.main(["figure", "--out", str(out)])
+    stored_predictions = tmp_path / "work" / "predictions" / "paper-128"
+    (stored_predictions / "emrdm.npz").unlink()
+    better = {item.name: item.clear + np.float32(0.005) for item in items}
+    store_predictions(stored_predictions / "sader-paper@4+1.npz", better)
+    results.main(["page", *arguments])  # one model is scored again, the rows of another one are kept
+    text = (out / "docs" / "results.md").read_text()
+    assert "| SADER 4+1 | **46.02** |" in text
+    assert "| EMRDM | 30.4" in text
+    results.main(["page", "--out", str(out)])  # nothing is scored
+    assert (out / "docs" / "results.md").read_text() == text
     assert (out / "docs" / "images" / "results-quality.jpg").is_file()
     assert len((out / "benchmarks" / "results" / "paper-128" / "items.csv").read_text().splitlines()) == 2 * 12 + 1

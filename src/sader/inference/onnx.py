@@ -24,6 +24,7 @@ from torch import Tensor, nn
 from sader._version import __version__
 from sader.checkpoint import Checkpoint, load_any
 from sader.errors import ConfigError, OutputError, check_known, require
+from sader.inference.masks import date_heads, mask_network
 from sader.inference.noise import NoiseOf
 from sader.inference.tile import SaderTile, TileInputs, TileOutput, TileSettings
 from sader.method.diffusion import Denoiser
@@ -198,6 +199,8 @@ def write_onnx(graph: TileGraph, path: str | Path, facts: dict[str, Any]) -> Non
 
     inputs, outputs = names_of(graph)
     axes = _free_axes((*inputs, *outputs), "batch", "dates", "height", "width")
+    for load in (mask_network, date_heads):  # reading a file cannot be traced
+        load(torch.device("cpu"))
     with torch.no_grad(), warnings.catch_warnings():
         # The tracing exporter warns about every Python number; tests show that they are right. The newer exporter takes
         # minutes for this graph, mostly for the symbolic sizes of the smooth fill.
