@@ -57,10 +57,10 @@ def test_progress_is_real_and_a_running_job_can_be_stopped(server):
 
     def half_way(status):
         seen.add(status["progress"])
-        return status["progress"] > 30
+        return status["progress"] > 50  # on a busy machine several tiles are finished between two questions
 
     server.wait(job, until=half_way)
-    assert len(seen) > 1, seen  # a busy machine asks less often than tiles are finished
+    assert len(seen) > 3, seen
     worker = server.service.runner.worker.pid
     assert server.client.delete(f"/jobs/{job}").json()["status"] == "dismissed"
     end = time.monotonic() + 30
