@@ -38,12 +38,13 @@ from sader.checkpoint import Checkpoint, find_checkpoint, load_checkpoint, read_
 from sader.data.items import Item
 from sader.data.shards import fingerprint
 from sader.evaluation.costs import Cost, model_cost
-from sader.evaluation.data import DataRequest, open_data
+from sader.evaluation.data import open_data
 from sader.evaluation.evaluate import chosen_metrics, score_methods
 from sader.evaluation.figures import Point, draw_gallery, draw_pareto, example_of
 from sader.evaluation.methods import RemoverMethod, StoredMethod, make_method, store_predictions
 from sader.evaluation.report import Report, markdown, table_lines
 from sader.evaluation.reproduce.setting import digest
+from sader.evaluation.request import DataRequest
 from sader.evaluation.scoring import Method, Results, load, save
 from sader.evaluation.scoring import Row as ScoreRow
 from sader.evaluation.statistics import Comparison, MethodSummary, compare_rows, summarise

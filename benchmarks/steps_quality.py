@@ -19,9 +19,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from sader.evaluation.data import DataRequest, open_data
+from sader.evaluation.data import open_data
 from sader.evaluation.evaluate import other_bands, shared_bands
 from sader.evaluation.methods import make_method
+from sader.evaluation.request import DataRequest
 from sader.evaluation.scoring import score_items
 
 if TYPE_CHECKING:

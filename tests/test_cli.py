@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
-import inspect
 import json
 import os
 import subprocess
@@ -14,6 +12,10 @@ import numpy as np
 import pytest
 
 from sader.cli import main as cli
+from sader.errors import ConfigError
+from sader.evaluation.request import DataRequest, EvaluationRequest, ReproduceRequest
+from sader.geo.scene.options import BatchSettings
+from sader.viewer.settings import Limits, ServeSettings
 
 COMMANDS = (
     "demo", "info", "remove", "train", "pretrain-guide", "evaluate", "compare", "reproduce", "export", "bench", "serve",
@@ -378,23 +380,63 @@ def tiny_checkpoint(tmp_path_factory):
     return path
 
 
-@pytest.mark.parametrize("command", ["evaluate", "remove"])
-def test_every_shared_option_is_a_field_of_the_request(command):
-    """Requests are filled by name: an option without a field would be ignored."""
-    from sader.cli import evaluate, options
-    from sader.evaluation.data import DataRequest
-    from sader.evaluation.evaluate import EvaluationRequest
-    from sader.geo.scene.options import BatchSettings, RemoveRequest, SceneOptions
-
-    groups = [inspect.signature(group).parameters for group in (evaluate.data_options, evaluate.method_options)]
-    names, requests = {
-        "evaluate": ([name for group in groups for name in group], [DataRequest, EvaluationRequest]),
-        "remove": (
-            [one.name for one in (*options.READ, *options.RUN)],
-            [RemoveRequest, SceneOptions, BatchSettings],
+@pytest.mark.parametrize(
+    ("function", "line", "expected"),
+    [
+        (
+            "sader.evaluation.evaluate.run_evaluation",
+            "evaluate m n --data d --clouds c --limit 2 --task paper --steps 4 --no-classical --rules --no-lpips -o o",
+            EvaluationRequest(
+                ("m", "n"), DataRequest((Path("d"),), clouds=(Path("c"),), limit=2), ("paper",), steps="4",
+                classical=False, rules=True, lpips=False, out=Path("o"),
+            ),
         ),
-    }[command]
-    taken = set(names)
-    known = {field.name for request in requests for field in dataclasses.fields(request)}
-    assert taken <= known
-    assert len(taken) > 20
+        (
+            "sader.evaluation.evaluate.run_evaluation",
+            "compare m --data d --data e --split all --against median --metric sam --examples 0",
+            EvaluationRequest(
+                ("m",), DataRequest((Path("d"), Path("e")), split="all"), ("clean", "paper"), compare=True,
+                against="median", metric="sam", examples=0,
+            ),
+        ),
+        (
+            "sader.evaluation.reproduce.run.run_reproduce",
+            "reproduce table1 table2 --data a --set b=1 --only c --report-only --seconds 3 --partial",
+            ReproduceRequest(
+                ("table1", "table2"), ("a",), overrides=("b=1",), only=("c",), report_only=True, seconds=3, partial=True
+            ),
+        ),
+        (
+            "sader.viewer.launch.launch",
+            "serve d --port 0 --allow-host a --allow-host b --queue 2 --max-pixels 9 --max-upload-mb 1 --keep-hours 2",
+            ServeSettings(
+                Path("d"), port=0, allow_hosts=("a", "b"),
+                limits=Limits(upload_bytes=2**20, pixels=9, queue=2, keep_s=7200),
+            ),
+        ),
+    ],
+    ids=lambda value: value.split()[0] if isinstance(value, str) else "",
+)  # fmt: skip
+def test_options_fill_the_request_of_a_command(monkeypatch, function, line, expected):
+    taken = []
+
+    def stop(request, *_, **__):
+        taken.append(request)
+        raise SystemExit
+
+    monkeypatch.setattr(function, stop)
+    with pytest.raises(SystemExit):
+        cli.main(line.split())
+    assert taken == [expected]
+
+
+def test_requests_refuse_values_below_those_of_the_command_line():
+    for kind, name, least in (
+        (DataRequest, "dates", 1),
+        (EvaluationRequest, "pictures", 0),
+        (ReproduceRequest, "draws", 1),
+        (BatchSettings, "retries", 0),
+    ):
+        kind(**{name: least})
+        with pytest.raises(ConfigError, match=f"{name} is {least - 1}; expected {least} or more"):
+            kind(**{name: least - 1})

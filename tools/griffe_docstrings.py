@@ -1,7 +1,7 @@
 """An extension of Griffe for the API reference: our plain docstrings as Markdown lists and code.
 
 In the source a line "name: what it is" describes an argument and `>>>` an example; Markdown would run both together.
-A field that `sader.geo.scene.options.option` declares is shown with its default, and its help text is its docstring.
+A field that `sader.config.option` declares is shown with its default, and its help text is its docstring.
 """
 
 from __future__ import annotations

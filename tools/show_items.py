@@ -16,8 +16,9 @@ from PIL import Image
 
 from sader.bands import BANDS_RGBN
 from sader.data.items import Item
-from sader.evaluation.data import DataRequest, open_data
+from sader.evaluation.data import open_data
 from sader.evaluation.methods import RemoverMethod, make_method
+from sader.evaluation.request import DataRequest
 from sader.figures.picture import (
     Panel,
     compose,

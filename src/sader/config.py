@@ -1,4 +1,7 @@
-"""Nested config dataclasses to and from plain dictionaries; unknown keys raise an error that names them."""
+"""Nested config dataclasses to and from plain dictionaries; unknown keys raise an error that names them.
+
+`option` declares a field that is also an option of the command line.
+"""
 
 from __future__ import annotations
 
@@ -50,6 +53,32 @@ def plain(value: Any) -> Any:
     if isinstance(value, list | tuple):
         return [plain(inner) for inner in value]
     return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def option(
+    help: str,
+    panel: str | None = None,
+    *names: str,
+    default: Any = None,
+    kind: Any = None,
+    argument: bool = False,
+    **limits: Any,
+) -> Any:
+    """Return a field that is an option of the command line, or a positional argument.
+
+    names: where they are not that of the field. kind: its type there, where Python takes more; None = that of the
+    field. limits: min and max.
+    """
+    facts = {"help": help, "panel": panel, "names": names, "kind": kind, "argument": argument, "limits": limits}
+    return dataclasses.field(default=default, metadata=facts)
+
+
+def check_limits(request: DataclassInstance) -> None:
+    """Raise for a value below the `min` of its `option`."""
+    for one in dataclasses.fields(request):
+        value, least = getattr(request, one.name), one.metadata.get("limits", {}).get("min")
+        if value is not None and least is not None and value < least:
+            raise ConfigError(f"{one.name} is {value}; expected {least} or more.")
 
 
 def from_dict(kind: type[D], values: dict[str, Any], *, where: str = "") -> D:

@@ -21,8 +21,8 @@ from sader.config import to_dict
 from sader.data.shards import SeriesRecord, write_shard
 from sader.errors import BandError, CheckpointError, ConfigError, ShapeError, TrainingError
 from sader.evaluation.costs import describe, list_models
-from sader.evaluation.data import DataRequest
-from sader.evaluation.evaluate import EvaluationRequest, parse_model, run_evaluation
+from sader.evaluation.evaluate import parse_model, run_evaluation
+from sader.evaluation.request import DataRequest, EvaluationRequest
 from sader.inference.remover import CloudRemover, RemoverOptions
 from sader.models import (
     BASELINES,

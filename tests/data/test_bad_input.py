@@ -16,7 +16,8 @@ from sader.data.public.registry import DATASETS, open_dataset
 from sader.errors import BandError, DataError, SaderError, ValueRangeError
 from sader.evaluation.reproduce import published as paper
 from sader.evaluation.reproduce.run import run_reproduce
-from sader.evaluation.reproduce.setting import ReproduceRequest, write_data
+from sader.evaluation.reproduce.setting import write_data
+from sader.evaluation.request import ReproduceRequest
 
 rasterio = pytest.importorskip("rasterio")
 

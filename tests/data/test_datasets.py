@@ -24,8 +24,8 @@ from sader.data.public.registry import DATASETS, DatasetItems, open_dataset, rec
 from sader.data.radar import SAR_SCALINGS, scale_sar
 from sader.data.shards import ShardWriter, read_shards, split_of
 from sader.errors import BandError, ConfigError, DataError
-from sader.evaluation.data import DataRequest
-from sader.evaluation.evaluate import EvaluationRequest, run_evaluation
+from sader.evaluation.evaluate import run_evaluation
+from sader.evaluation.request import DataRequest, EvaluationRequest
 from sader.method.metrics import evaluate
 
 SIDE = 32

@@ -18,18 +18,11 @@ from sader.data.items import Item, clean_this_date, paper_task
 from sader.data.shards import SeriesRecord, write_shard
 from sader.errors import BandError, ConfigError, DataError
 from sader.evaluation.costs import describe, model_cost, peak_memory
-from sader.evaluation.data import DataRequest, open_data
-from sader.evaluation.evaluate import (
-    EvaluationRequest,
-    cost_of,
-    named_methods,
-    parse_model,
-    run_evaluation,
-    score_methods,
-    shared_bands,
-)
+from sader.evaluation.data import open_data
+from sader.evaluation.evaluate import cost_of, named_methods, parse_model, run_evaluation, score_methods, shared_bands
 from sader.evaluation.figures import Point, choose_examples, draw_pareto, label_boxes, pareto_front
 from sader.evaluation.methods import RemoverMethod, StoredMethod, store_predictions
+from sader.evaluation.request import DataRequest, EvaluationRequest
 from sader.evaluation.scoring import Row, load, merge, regions, save, score, score_items
 from sader.evaluation.statistics import compare_rows, holm, permutation, wilcoxon
 from sader.inference.remover import RemoverOptions

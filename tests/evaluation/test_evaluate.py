@@ -19,9 +19,9 @@ from sader.data.cloud_rules import estimate_cloud_mask
 from sader.data.items import Item, clean_this_date
 from sader.data.shards import SeriesRecord, write_shard
 from sader.errors import BandError, ConfigError, DataError, ShapeError, ValueRangeError
-from sader.evaluation.data import DataRequest, load_records
+from sader.evaluation.data import load_records
 from sader.evaluation.diagnosis import evaluate_masks
-from sader.evaluation.evaluate import EvaluationRequest, run_evaluation, score_methods
+from sader.evaluation.evaluate import run_evaluation, score_methods
 from sader.evaluation.methods import (
     S2CLOUDLESS,
     ClassicalMethod,
@@ -31,6 +31,7 @@ from sader.evaluation.methods import (
     make_method,
 )
 from sader.evaluation.report import Report, extreme_items, markdown, print_summary, write_panels, write_report
+from sader.evaluation.request import DataRequest, EvaluationRequest
 from sader.evaluation.scoring import Results, Row, score, score_items
 from sader.evaluation.statistics import bootstrap, summarise
 from sader.inference.remover import CloudRemover, Removal, RemoverOptions

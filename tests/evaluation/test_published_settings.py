@@ -12,7 +12,7 @@ from sader.evaluation.costs import Cost
 from sader.evaluation.reproduce import published as paper
 from sader.evaluation.reproduce.plans import COMPLEXITY, HERE, LOSS_MASKS, TABLES
 from sader.evaluation.reproduce.run import dry_run
-from sader.evaluation.reproduce.setting import ReproduceRequest
+from sader.evaluation.request import ReproduceRequest
 from sader.models import BASELINES, get_system
 
 Values = dict[str, Any]

@@ -33,7 +33,7 @@ from sader.evaluation.reproduce.run import (
     run_row,
     training_speed,
 )
-from sader.evaluation.reproduce.setting import EUROSAT, ReproduceRequest, digest, write_data
+from sader.evaluation.reproduce.setting import EUROSAT, digest, write_data
 from sader.evaluation.reproduce.tables import improvement, row_folder
 from sader.evaluation.reproduce.training import (
     guide_changes,
@@ -43,6 +43,7 @@ from sader.evaluation.reproduce.training import (
     run_overrides,
     training_shards,
 )
+from sader.evaluation.request import ReproduceRequest
 from sader.evaluation.scoring import load
 from sader.method.losses import CloudAwareLoss
 from sader.models import BASELINES, build_baseline, get_system

@@ -15,7 +15,8 @@ from pathlib import Path
 import numpy as np
 
 from sader.bands import BANDS_RGBN
-from sader.evaluation.data import DataRequest, open_data
+from sader.evaluation.data import open_data
+from sader.evaluation.request import DataRequest
 from sader.inference.remover import CloudRemover
 
 NDWI, NIR, VISIBLE = 0.15, 0.1, 0.015

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
-from sader.cli.options import Coverage
+from sader.cli.options import declared, takes
+from sader.evaluation.request import DataOptions
 
 app = typer.Typer(help="Prepare training data.", no_args_is_help=True)
 
@@ -26,6 +27,7 @@ def data() -> None:
 
 
 @app.command()
+@takes(declared("coverage", of=(DataOptions,)))
 def pack(
     sources: Annotated[list[str], typer.Argument(help="Folders or tars; KIND:PATH to name the layout "
                                                       "(places, dated, sen12mscr, eurosat, eurosatms, folder).")],
@@ -45,12 +47,12 @@ def pack(
     sar: Annotated[bool, typer.Option("--sar", help="With --dataset: pack Sentinel-1 (VV, VH) too. Folders: "
                                                     "NAME_s1.tif beside NAME.tif is always packed.")] = False,
     partial: Annotated[bool, typer.Option("--partial", help="With --dataset: accept missing places.")] = False,
-    coverage: Coverage = "auto",
     clear: Annotated[bool, typer.Option("--clear", help="Treat observed pixels of unlabelled dates as clear.")] = False,
     assume: Annotated[str | None, typer.Option(help="Band names of files without descriptions: B02,B03,...")] = None,
     offset: Annotated[int, typer.Option(help="Added to counts; -1000 for baseline 04.00 and later.")] = 0,
     eurosat_step: Annotated[int | None, typer.Option(help="--step of EuroSAT, if another.")] = None,
     eurosat_limit: Annotated[int | None, typer.Option(help="Number of mosaics kept of each EuroSAT class.")] = None,
+    **given: Any,
 ) -> None:  # fmt: skip
     """Pack scenes into shards, the files that training reads."""
     from sader.data.pack import PackedSplit, pack_dataset, pack_sources
@@ -73,9 +75,7 @@ def pack(
         known = DATASETS[dataset].splits if dataset in DATASETS else (split,)
         parts = [name for name in known if name in ("train", "val")] if split == "all" else [split]
         for part in parts or [split]:
-            options = ReadOptions(
-                lists=lists, partial=partial, coverage=coverage, draws=draws, sar="default" if sar else None
-            )
+            options = ReadOptions(lists=lists, partial=partial, draws=draws, sar="default" if sar else None, **given)
             drawn = training_sampler(dataset, sampler) if part == "train" and dataset in DATASETS else sampler
             series = open_dataset(sources[0], dataset=dataset, split=part, sampler=drawn, options=options)
             series.check()

@@ -1,15 +1,13 @@
-"""Options that several commands share, each declared once: as a type, or as a field of the options of a scene."""
+"""Options that several commands share, each declared once: as a type, or as a field of a request."""
 
 import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields
-from typing import Annotated, Any
+from typing import Annotated, Any, get_args
 
 import typer
 
 from sader.geo.scene.options import BatchSettings, RemoveRequest, SceneOptions
-
-DATA = "Data"
 
 
 def option(help: str, panel: str | None = None, *names: str, **more: Any) -> Any:
@@ -25,28 +23,17 @@ Model = Annotated[
 Seed = Annotated[int, typer.Option(help="Seed of the noise: the same seed gives the same image.")]
 Steps = Annotated[str | None, typer.Option(help="Sampling steps: 4, or 4+1 with resampling; default: the model's own.")]
 
-Dataset = Annotated[str | None, option("Public dataset in its published layout, by name (sader data list).", DATA)]
-Sampler = Annotated[str, option("How dates of a public dataset are chosen: leak_free or published.", DATA)]
-Lists = Annotated[str | None, option("Split lists of a public dataset: folder, frozen, hash, or a file.", DATA)]
-Partial = Annotated[bool, option("Accept an incomplete dataset: use the places on disk.", DATA, "--partial")]
-Coverage = Annotated[
-    str, option("SEN12MS-CR-TS: cloud cover by auto, masks, s2cloudless, rules or a table (sader data cover).", DATA)
-]
-
 # ------------------------------------------------------------------------------------------------ scenes
 
 BATCH = ("scenes", "workers", "retries", "price", "summary")
 
 
-def takes(
-    *groups: Callable[..., None] | Sequence[inspect.Parameter],
-) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Return a decorator: the command also takes parameters, or those of functions, and gets them as keywords."""
+def takes(*groups: Sequence[inspect.Parameter]) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Return a decorator: the command also takes these parameters, and gets them as keywords."""
 
     def decorate(command: Callable[..., None]) -> Callable[..., None]:
-        own = inspect.signature(command)
-        given = [list(inspect.signature(one).parameters.values()) if callable(one) else one for one in groups]
-        found = [one for group in given for one in group]
+        own = inspect.signature(command, eval_str=True)
+        found = [one for group in groups for one in group]
         found += [one for one in own.parameters.values() if one.kind is not one.VAR_KEYWORD]
         found.sort(key=lambda one: one.default is not one.empty)
         vars(command)["__signature__"] = own.replace(parameters=found)  # Typer reads it
@@ -55,20 +42,29 @@ def takes(
     return decorate
 
 
-def declared(*names: str) -> list[inspect.Parameter]:
-    """Return parameters of a command for options that `sader.geo.scene.options` declares."""
-    known = {one.name: one for kind in (SceneOptions, RemoveRequest, BatchSettings) for one in fields(kind)}
+def declared(*names: str, of: Sequence[type] = (SceneOptions, RemoveRequest, BatchSettings)) -> list[inspect.Parameter]:
+    """Return parameters of a command for fields of these dataclasses that `config.option` declares."""
+    known = {one.name: one for kind in of for one in fields(kind) if one.metadata}
     found = []
     for one in (known[name] for name in names):
         facts = one.metadata
-        kind, default = facts["kind"] or one.type, (one.default or None) if facts["kind"] else one.default
-        flags = [f"--{one.name.replace('_', '-')}"] if kind is bool else []
+        kind, default = facts["kind"] or one.type, one.default
+        if facts["kind"] and not default:
+            default = None if type(None) in get_args(kind) else ...  # required
+        flags = facts["names"] or ([f"--{one.name.replace('_', '-')}"] if kind is bool and not default else [])
         shown = typer.Option(default, *flags, help=facts["help"], rich_help_panel=facts["panel"], **facts["limits"])
-        if one.name == "inputs":
+        if facts["argument"]:
             shown = typer.Argument(default, help=facts["help"])
         place = inspect.Parameter.POSITIONAL_OR_KEYWORD
         found.append(inspect.Parameter(one.name, place, default=shown, annotation=kind))
     return found
+
+
+def filled(kind: type, given: Mapping[str, Any]) -> Any:
+    """Return a request from the options of a command, by name; None is replaced by the default of the field."""
+    names = [one.name for one in fields(kind)]
+    chosen = {name: given[name] for name in names if given.get(name) is not None}
+    return kind(**{name: tuple(value) if isinstance(value, list) else value for name, value in chosen.items()})
 
 
 READ = declared("inputs", "overwrite", "bands", "offset", "scale", "grid", "stac", "bbox", "aoi", "dates", "collection")

@@ -19,9 +19,10 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from sader.cli.options import AsJson, Device
+from sader.cli.options import AsJson, Device, declared, filled, takes
 from sader.cli.remove import show
 from sader.errors import check_known
+from sader.viewer.settings import MIB, Limits, ServeSettings
 
 if TYPE_CHECKING:
     import torch
@@ -57,47 +58,26 @@ def export(
 
 
 @app.command()
+@takes(
+    declared("data", "host", "port", "allow_hosts", "allow_remote", "model", "device", of=(ServeSettings,)),
+    declared("queue", "pixels", of=(Limits,)),
+)
 def serve(
-    data: Annotated[Path, typer.Argument(help="Folder of scenes; the only folder the server reads and writes.")] = Path(
-        "sader-data"
-    ),
-    host: Annotated[
-        str, typer.Option(help="Address to listen at; other than a loopback address it needs a token.")
-    ] = "127.0.0.1",
-    port: Annotated[int, typer.Option(min=0, max=65535, help="Port; 0 chooses a free one.")] = 8765,
     browser: Annotated[bool, typer.Option("--browser/--no-browser", help="Open the page in a browser.")] = True,
     token_file: Annotated[
         Path | None, typer.Option(help="File with the token that clients must send; default: a new one is printed.")
     ] = None,
-    allow_host: Annotated[
-        list[str] | None, typer.Option(help="A host name of the server that is accepted: maps.example.org; repeatable.")
-    ] = None,
-    allow_remote: Annotated[
-        list[str] | None, typer.Option(help="A host from which STAC assets may be read over https; repeatable.")
-    ] = None,
-    model: Annotated[str | None, typer.Option(help="Shipped weights, a preset or a checkpoint file.")] = None,
-    device: Device = None,
-    queue: Annotated[int, typer.Option(min=1, help="Largest number of waiting and running jobs.")] = 8,
     keep_hours: Annotated[
         float, typer.Option(min=0.01, help="Age at which results and uploads are deleted, in hours.")
     ] = 24.0,
     max_upload_mb: Annotated[int, typer.Option(min=1, help="Largest uploaded file, in MiB.")] = 2048,
-    max_pixels: Annotated[int, typer.Option(min=1, help="Largest raster, in pixels.")] = 130_000_000,
+    **given: Any,
 ) -> None:
     """Serve a local page to view scenes and remove their clouds; also an OGC API - Processes."""
     from sader.viewer.launch import launch
-    from sader.viewer.settings import MIB, Limits, ServeSettings
 
-    settings = ServeSettings(
-        data=data,
-        host=host,
-        port=port,
-        allow_hosts=tuple(allow_host or ()),
-        allow_remote=tuple(allow_remote or ()),
-        model=model,
-        device=device,
-        limits=Limits(upload_bytes=max_upload_mb * MIB, pixels=max_pixels, queue=queue, keep_s=keep_hours * 3600),
-    )
+    limits = filled(Limits, {**given, "upload_bytes": max_upload_mb * MIB, "keep_s": keep_hours * 3600})
+    settings = filled(ServeSettings, {**given, "limits": limits})
     notify = partial(print, file=sys.stderr, flush=True)
     launch(settings, token_file=token_file, browser=browser, notify=notify)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -12,47 +12,11 @@ from sader.data.public.dataset import PublicDataset, ReadOptions
 from sader.data.public.registry import DatasetItems, open_dataset
 from sader.data.shards import SUFFIX, SeriesRecord, read_shards, split_of
 from sader.errors import ConfigError, DataError, check_known
+from sader.evaluation.request import DataRequest
 
 TASKS = ("clean", "paper", "simulated")
 """clean: clean this date; paper: predict another date; simulated: simulated clouds."""
 _KNOWN_SOURCES = ("cloudsen12", "rondonia", "sen12mscr", "eurosat")
-
-
-@dataclass(frozen=True, kw_only=True)
-class DataOptions:
-    """Which part of the data is scored; the same for `sader evaluate`, `compare` and `reproduce`."""
-
-    split: str = "val"
-    """Part of a dataset with a known split: val, train or all; of a public one also test. Other data is used whole."""
-    sampler: str = "leak_free"
-    """Of a public dataset: leak_free or published."""
-    lists: str | None = None
-    """Of a public dataset: source of its split lists: folder, frozen, hash or the path of a list."""
-    partial: bool = False
-    """Of a public dataset: use the places on disk where some of the split are missing."""
-    coverage: str = "auto"
-    """Of SEN12MS-CR-TS: source of the cloud cover of the dates: auto, masks, rules or a table."""
-    limit: int | None = None
-    """Items per place."""
-    seed: int = 0
-
-
-@dataclass(frozen=True, kw_only=True)
-class DataRequest(DataOptions):
-    """Which data to score on."""
-
-    data: tuple[Path, ...] = field(kw_only=False)
-    """Shards, folders of shards, folders that `sader data pack` can read, or the folder of `dataset`."""
-    dataset: str | None = None
-    """Name of a public dataset (`sader data list`): the data is in its published layout and the task is its own."""
-    protocol: str | None = None
-    """With `dataset`: mtc_stretch adds the published figures to reflectance; None = as the dataset is published."""
-    sar: bool = False
-    """With `dataset`: read Sentinel-1 as well, for models that take it."""
-    clouds: tuple[Path, ...] = ()
-    """Labelled places whose clouds are pasted into data without labels; default: those among `data`."""
-    dates: int | None = None
-    """Number of dates of each item; None = all."""
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,7 @@ from sader.data.items import Item
 from sader.data.radar import RADAR_BANDS
 from sader.errors import BandError, ConfigError, DataError, check_known, did_you_mean
 from sader.evaluation.costs import Cost, model_cost, peak_memory
-from sader.evaluation.data import TASKS, DataRequest, OpenData, open_data
+from sader.evaluation.data import TASKS, OpenData, open_data
 from sader.evaluation.diagnosis import CalibrationSum, evaluate_masks
 from sader.evaluation.figures import choose_examples, cropped, example_of
 from sader.evaluation.methods import (
@@ -34,54 +34,13 @@ from sader.evaluation.methods import (
     with_spread,
 )
 from sader.evaluation.report import Report, write_panels, write_report
+from sader.evaluation.request import EvaluationRequest
 from sader.evaluation.scoring import DEFAULT_METRICS, Method, Progress, Results, score_items
 from sader.evaluation.statistics import compare_rows, summarise
 from sader.inference.remover import RemoverOptions
 
 WEIGHTS = "model.safetensors"
 _STEPS = re.compile(r"@(\d+(?:\+\d+)?)$")
-
-
-@dataclass(frozen=True)
-class EvaluationRequest:
-    """Which models to score on which data, and what to report."""
-
-    models: tuple[str, ...]
-    """Shipped names, checkpoint files, run folders, classical names or predictions (.npz); NAME=... sets the label,
-    ...@4+1 the steps."""
-    data: DataRequest
-    tasks: tuple[str, ...] = ("clean",)
-    """Of `data.TASKS`; a public dataset has its own task."""
-    mask: str = "true"
-    """Masks given to the models: true, reference or own. The standard classical methods get the true ones."""
-    steps: int | str | None = None
-    """Sampling steps of the models; None = each one's own."""
-    samples: int = 1
-    """Results averaged; from 2 on the spread is scored too."""
-    guide: str | None = None
-    """Guide of the models' resampling (none, mean, conv, mae); None = each one's own."""
-    guide_weights: str | None = None
-    """Weights of a learned guide."""
-    resampling: str | None = None
-    """Variant of the models' resampling (default, paper, public_code); None = each one's own."""
-    classical: bool = True
-    """Also score the standard classical methods and the flat-colour control."""
-    rules: bool = False
-    """Also score the classical methods with rule-based masks."""
-    lpips: bool | None = None
-    """Score LPIPS as well; None = if its weights are installed."""
-    compare: bool = False
-    """Add paired tests, costs, the Pareto figure and the qualitative figure."""
-    against: str | None = None
-    """With `compare`: the method all others are tested against; None = the first model."""
-    metric: str = "psnr"
-    """Decides the best classical method, the tests in the table and the Pareto figure."""
-    examples: int = 3
-    """With `compare`: items in the qualitative figure."""
-    pictures: int = 2
-    """Best and worst cases drawn for each model."""
-    out: Path | None = None
-    """Folder of the report; None writes nothing."""
 
 
 @dataclass(frozen=True)

@@ -29,7 +29,6 @@ from sader.evaluation.reproduce import published as paper
 from sader.evaluation.reproduce.plans import COMPLEXITY, HERE, LOSS_MASKS, TABLES, PlanRow, RunSpec, Table, get_tables
 from sader.evaluation.reproduce.setting import (
     EUROSAT,
-    ReproduceRequest,
     Setting,
     check_data,
     digest,
@@ -47,6 +46,7 @@ from sader.evaluation.reproduce.training import (
     train_run,
     training_shards,
 )
+from sader.evaluation.request import ReproduceRequest
 from sader.evaluation.scoring import Method, load, save
 from sader.files import file_digest, write_atomically
 from sader.inference.remover import CloudRemover, RemoverOptions

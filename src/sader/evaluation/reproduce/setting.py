@@ -1,4 +1,4 @@
-"""The request of `sader reproduce`, and its setting on one dataset: data, budget and scored items.
+"""The setting of `sader reproduce` on one dataset: data, budget and scored items.
 
 `--tiny` runs a whole plan in minutes on a CPU with synthetic data and tiny networks. Its folders have the layouts of
 the public datasets, so that reading, packing, training and scoring are the real ones. The scores mean nothing.
@@ -10,7 +10,7 @@ import hashlib
 import json
 import warnings
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field, fields, replace
+from dataclasses import asdict, dataclass, fields, replace
 from datetime import date, timedelta
 from functools import lru_cache
 from pathlib import Path
@@ -26,54 +26,15 @@ from sader.data.public.dataset import PublicDataset, ReadOptions
 from sader.data.public.registry import open_dataset, training_sampler
 from sader.data.shards import SeriesRecord, fingerprint, write_shard
 from sader.data.synthetic.scene import SyntheticSeries, make_series
-from sader.errors import ConfigError, DataError, require
-from sader.evaluation.data import DataOptions, DataRequest, load_records, open_data
+from sader.errors import DataError, require
+from sader.evaluation.data import load_records, open_data
 from sader.evaluation.reproduce import published as paper
 from sader.evaluation.reproduce.plans import HELPING_BANDS, HERE, SCORED_BANDS
+from sader.evaluation.request import DataOptions, DataRequest, ReproduceRequest
 from sader.files import locked, write_atomically
 
 EUROSAT = "eurosat_ms"
 """Name in --data of the images on which the guides of the paper's tables are trained."""
-
-
-@dataclass(frozen=True)
-class ReproduceRequest(DataOptions):
-    """Which tables to reproduce from which data, with which training budget."""
-
-    tables: tuple[str, ...]
-    """Names of `plans.TABLES`, or all."""
-    data: tuple[str, ...] = ()
-    """NAME:FOLDER or FOLDER of the public datasets; with `here` the shards to train on. eurosat_ms:FOLDER is for the
-    guides."""
-    validation: tuple[str, ...] = ()
-    """With `here`: shards to score on."""
-    out: Path = Path("reproduce")
-    seconds: float | None = None
-    """Training time of every system."""
-    steps: int | None = None
-    """Optimiser steps of every system."""
-    overrides: tuple[str, ...] = ()
-    """Changes to every run, as in `sader train --set`; guide.KEY=VALUE changes the runs of the guides instead."""
-    tiny: bool = False
-    """Synthetic data and tiny networks."""
-    only: tuple[str, ...] = ()
-    """Run only these rows; the table shows all finished ones."""
-    report_only: bool = False
-    """Write the tables of finished rows without running any."""
-    split: str = field(default="test", kw_only=True)
-    draws: int = 1
-    """Training series of each patch of SEN12MS-CR-TS."""
-    lpips: bool | None = None
-    examples: int = 3
-    """Items in the qualitative figure."""
-
-    def __post_init__(self) -> None:
-        for name, least in (("steps", 1), ("limit", 1), ("draws", 1), ("examples", 0)):
-            value = getattr(self, name)
-            if value is not None and value < least:
-                raise ConfigError(f"{name} is {value}; expected {least} or more.")
-        if self.seconds is not None and not self.seconds > 0:
-            raise ConfigError(f"seconds is {self.seconds}; expected more than 0.")
 
 
 @dataclass(frozen=True)
@@ -121,7 +82,7 @@ class Setting:
             return DataRequest(paths, split="all", limit=request.limit, seed=request.seed)
         assert self.root is not None
         options = {option.name: getattr(request, option.name) for option in fields(DataOptions)}
-        return DataRequest((self.root,), dataset=self.dataset, **options)
+        return DataRequest((self.root,), split=request.split, dataset=self.dataset, **options)
 
     @property
     def scored_key(self) -> dict[str, Any]:

@@ -1,7 +1,7 @@
 """Options of scenes, each declared once: of one (`SceneOptions`), of a request (`RemoveRequest`), of many scenes.
 
-A field that `option` declares is an option of the command line (`sader.cli.options`) with the name of the field, and an
-argument of the Python functions. This module imports nothing heavy, so that `sader --help` is fast.
+A field that `config.option` declares is an option of the command line with the name of the field, and an argument of
+the Python functions. This module imports nothing heavy, so that `sader --help` is fast.
 """
 
 # No "from __future__ import annotations": the command line reads the types of the fields.
@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Self
 
+from sader.config import check_limits, option
 from sader.errors import ConfigError, did_you_mean
 
 READING, TILES, WRITING, WORKING = "Reading the input", "Masks and tiles", "More outputs", "Model and machine"
@@ -19,14 +20,6 @@ MANY = "Many scenes"
 SPREAD_SAMPLES = 4
 """Samples for an uncertainty layer of a network that does not state its error."""
 MOST_THREADS = 1024
-
-
-def option(help: str, panel: str | None = None, *, default: Any = None, kind: Any = None, **limits: Any) -> Any:
-    """Return a field that is an option of the command line.
-
-    kind: its type there, where Python takes more; None = that of the field. limits: min and max.
-    """
-    return field(default=default, metadata={"help": help, "panel": panel, "kind": kind, "limits": limits})
 
 
 @dataclass(frozen=True)
@@ -103,6 +96,7 @@ class RemoveRequest:
         "GeoTIFFs, folders, Sentinel-2, Landsat or HLS products, STAC items of one place, or one Zarr store.",
         default=(),
         kind=list[str] | None,
+        argument=True,
     )
     out: str = ""
     options: SceneOptions = field(default_factory=SceneOptions)
@@ -204,7 +198,4 @@ class BatchSettings:
     """Of a series: dates nearest in time that each date is cleaned with; None = all."""
 
     def __post_init__(self) -> None:
-        for name, least in (("workers", 1), ("retries", 0), ("price", 0)):
-            value = getattr(self, name)
-            if value is not None and value < least:
-                raise ConfigError(f"{name} is {value}; expected {least} or more.")
+        check_limits(self)
