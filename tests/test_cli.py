@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from sader.checkpoint import checksums
 from sader.cli import main as cli
 from sader.errors import ConfigError
 from sader.evaluation.request import DataRequest, EvaluationRequest, ReproduceRequest
@@ -187,6 +188,27 @@ def test_info_of_the_small_preset(capsys):
     assert code == 0
     for text in ("parameters", "GMAC", "B02 B03 B04 B08", "training data", "licence"):
         assert text in out
+
+
+@pytest.mark.parametrize(
+    ("name", "bands", "parameters", "about"),
+    [
+        ("sader-masks", "B01 B02 B03 B04 B08 B09 B10 B11 B12", 2_830_786, "masks of all models"),
+        ("sader-guide-rgbn", "B02 B03 B04 B08", 1_264_384, "guide of the resampling"),
+    ],
+)
+def test_info_of_weights_that_models_use(capsys, name, bands, parameters, about):
+    details = json.loads(called(capsys, "info", name, "--json")[1])
+    assert details["name"] == name
+    assert details["bands"] == bands.split()
+    assert details["parameters"] == parameters
+    assert details["sha256"] in checksums().values()
+    code, out, _ = called(capsys, "info", name)
+    assert code == 0
+    for text in (name, about, bands, f"{parameters / 1e6:.2f} M", f"{details['file_bytes'] / 2**20:.1f} MiB"):
+        assert text in out
+    assert name in called(capsys, "info")[1]
+    fails_clearly(called(capsys, "info", name[:-1]), "ConfigError", f"did you mean {name}?")
 
 
 def test_an_unknown_preset_gets_a_suggestion(capsys):

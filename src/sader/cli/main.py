@@ -21,7 +21,7 @@ from sader.errors import SaderError, printable
 
 if TYPE_CHECKING:
     from sader.demo import DemoReport
-    from sader.evaluation.costs import ModelDescription, ModelEntry
+    from sader.evaluation.costs import ModelDescription, ModelEntry, PartDescription
 
 
 class PlainFlags(TyperGroup):
@@ -128,17 +128,20 @@ def info(
     as_json: AsJson = False,
 ) -> None:
     """List the models, or print the cost, the bands and the training data of one."""
-    from sader.evaluation.costs import describe, list_models
+    from sader.evaluation.costs import describe, describe_part, list_models
 
     if model is None:
         remove.show(list_models(baselines=every), as_json, lambda entries: _print_models(entries, every))
     else:
-        remove.show(describe(model, dates=dates, size=size), as_json, lambda details: _print_model(details, every))
+        found = describe_part(model) or describe(model, dates=dates, size=size)
+        remove.show(found, as_json, lambda details: _print_model(details, every))
 
 
 def _print_models(entries: list[ModelEntry], every: bool) -> None:
     from rich.console import Console
     from rich.table import Table
+
+    from sader.evaluation.costs import list_parts
 
     table = Table()
     for heading in ("model", "kind", "bands", "auxiliary", "parameters"):
@@ -149,11 +152,12 @@ def _print_models(entries: list[ModelEntry], every: bool) -> None:
     console = Console()
     console.print(table)
     lines = ["weights: ready for sader remove. Other kinds have no weights: train them with sader train NAME."]
+    lines += [f"Used by the models: {', '.join(list_parts())}."]
     lines += [] if every else ["The baseline systems of the paper's tables: sader info --all"]
     console.print("\n".join([*lines, "One model in detail: sader info MODEL"]), highlight=False)
 
 
-def _print_model(details: ModelDescription, every: bool) -> None:
+def _print_model(details: ModelDescription | PartDescription, every: bool) -> None:
     from rich.console import Console
     from rich.table import Table
 

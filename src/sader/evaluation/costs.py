@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import json
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field, replace
@@ -19,15 +20,19 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import safe_open
 from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from sader.baselines.baseline import Baseline, BaselineInputs, BaselineModelConfig
-from sader.checkpoint import find_checkpoint, read_header, shipped, shipped_guide
+from sader.checkpoint import WEIGHTS_DIR, find_checkpoint, read_header, shipped, shipped_guide, verified
 from sader.errors import check_known
+from sader.files import file_digest
 from sader.inference.inputs import parse_steps
+from sader.inference.masks import MASK_WEIGHTS, mask_network
 from sader.inference.remover import RemoverOptions
-from sader.method.guides import LearnedGuide, make_guide
+from sader.method.guides import LearnedGuide, load_guide, make_guide
+from sader.model.heads import MASK_BANDS
 from sader.model.mtcdn import MTCDN, Condition
 from sader.models import BASELINES, PRESETS, AnyModelConfig, build_baseline, find_config, get_system, model_from_dict
 
@@ -347,6 +352,53 @@ class ModelDescription:
         return rows + [(key.replace("_", " "), _text(self.card[key])) for key in shown if key in self.card]
 
 
+@dataclass(frozen=True)
+class PartDescription:
+    """What `sader info NAME` prints about shipped weights that are no model of their own but used by models."""
+
+    name: str
+    kind: str
+    bands: tuple[str, ...]
+    parameters: int
+    file_bytes: int
+    sha256: str
+    training_data: str
+    licence: str = LICENCE
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return plain values for JSON."""
+        return asdict(self)
+
+    def rows(self, *, every: bool = False) -> list[tuple[str, str]]:
+        """Return (label, text) of the lines to print."""
+        size, bands = f"{self.file_bytes / 2**20:.1f} MiB", " ".join(self.bands)
+        shown = asdict(self) | {"bands": bands, "parameters": f"{self.parameters / 1e6:.2f} M", "file_bytes": size}
+        return [(key.removesuffix("_bytes").replace("_", " "), value) for key, value in shown.items()]
+
+
+def list_parts() -> dict[str, Path]:
+    """Return the shipped weights that models use, name -> file."""
+    return {path.stem: path for path in sorted(WEIGHTS_DIR.glob("*/*.safetensors"))}
+
+
+def describe_part(name: str) -> PartDescription | None:
+    """Return the description of shipped weights that models use; None for another name."""
+    if (path := list_parts().get(name)) is None:
+        return None
+    with safe_open(verified(path), "pt") as file:
+        card = json.loads(file.metadata().get("card", "{}"))
+    is_mask = path == MASK_WEIGHTS
+    return PartDescription(
+        name=name,
+        kind="masks of all models where none are given, and of sader mask" if is_mask else "guide of the resampling",
+        bands=MASK_BANDS if is_mask else tuple(card["bands"]),
+        parameters=count_parameters(mask_network(torch.device("cpu")) if is_mask else load_guide(path).network),
+        file_bytes=path.stat().st_size,
+        sha256=file_digest(path),
+        training_data=_text(card.get("data", "not stated in the file; see the model card in MODELS.md")),
+    )
+
+
 def list_models(*, baselines: bool = False) -> list[ModelEntry]:
     """Return the shipped weights, the presets and, if wanted, the baseline systems of the paper's tables."""
     entries = [_entry(name, "weights", _config(path, read_header(path))) for name, path in shipped().items()]
@@ -397,7 +449,7 @@ def _find(name: str) -> tuple[AnyModelConfig, str, dict[str, Any]]:
     """Return (config, kind, card) of a model by name or file."""
     if name in BASELINES or name in PRESETS:
         return find_config(name), "baseline" if name in BASELINES else "preset", {}
-    known = [*PRESETS, *BASELINES, *shipped()]
+    known = [*PRESETS, *BASELINES, *shipped(), *list_parts()]
     if not Path(name).suffix and "/" not in name and not Path(name).is_file():
         check_known("model", name, known)
     path = find_checkpoint(name)
