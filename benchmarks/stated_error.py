@@ -1,12 +1,13 @@
-"""Fit the factors of the stated error (`heads.ERROR_TERMS`), and measure how much a rule of this kind can tell.
+"""Fit the factors of the expected error (`heads.ERROR_TERMS`), and measure how much a rule of this kind can tell.
 
     python benchmarks/stated_error.py collect OUT.npz SHARDS... --clouds SHARDS [--only NAME...] [--without NAME...]
     python benchmarks/stated_error.py fit TRAIN.npz... --check VALIDATION.npz...
 
 `collect` predicts "clean this date" on crops, and stores for a sample of the scored, reconstructed pixels of each item
-the terms of the rule, the true error and the stated one. Names are parts of the names of places. `fit` prints the
-factors, fitted on training places, and scores them on others: rank correlation of stated and true error over the pixels
-of an item, mean over the items of a source. If scikit-learn is installed, boosted trees on the same terms give a bound.
+the terms of the rule, the true error and the expected one. Names are parts of the names of places. `fit` prints the
+factors, fitted on training places, and scores them on others: rank correlation of expected and true error over the
+pixels of an item, mean over the items of a source. With
+scikit-learn, boosted trees on the same terms give a bound.
 """
 
 from __future__ import annotations
@@ -161,7 +162,7 @@ def fit(samples: Sequence[Sample]) -> np.ndarray:
 
 
 def predicted(factors: np.ndarray, sample: Sample) -> np.ndarray:
-    """Return the stated error (N,), in reflectance."""
+    """Return the expected error (N,), in reflectance."""
     return np.exp(sample.terms @ factors[:-1] + factors[-1])
 
 
@@ -172,7 +173,7 @@ def rank(a: np.ndarray, b: np.ndarray) -> float:
 
 
 def report(name: str, samples: Sequence[Sample], state: Callable[[Sample], np.ndarray]) -> None:
-    """Print how stated and true errors agree, by source."""
+    """Print how expected and true errors agree, by source."""
     print(name)
     for source in sorted({one.source for one in samples}):
         own = [one for one in samples if one.source == source]

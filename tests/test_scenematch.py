@@ -105,7 +105,7 @@ def test_feather_meets_the_clear_pixels_and_fades():
 
 
 def deep_in_a_hole(seen: float, cloud: float = 0.7) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the correction of the stated error at a hole's far end, for a tile of which a strip `seen` is clear."""
+    """Return the correction of the expected error at a hole's far end, for a tile of which a strip `seen` is clear."""
     from sader.model.composite import prepare_dates
     from sader.model.heads import steady_correction
 

@@ -176,7 +176,7 @@ def resampling() -> None:
 
 
 def uncertainty() -> None:
-    """Stated error beside the true error."""
+    """Expected error beside the true error."""
     series = scene()
     remover = sader.CloudRemover.from_pretrained("sader-s2-rgbn", device="cpu")
     result = remover.predict(series.cloudy, reference=series.reference, cloud_mask=series.cloud_mask)
@@ -186,7 +186,7 @@ def uncertainty() -> None:
     panels = [
         Panel(show(result.clear), "result"),
         Panel(mask_picture(~result.kept), "reconstructed pixels (white)"),
-        Panel(heat_picture(stated, full_scale=0.02), "stated error (yellow: 0.02)"),
+        Panel(heat_picture(stated, full_scale=0.02), "expected error (yellow: 0.02)"),
         Panel(
             error_picture(result.clear, series.clear, bands=series.bands, full_scale=0.02), "true error (yellow: 0.02)"
         ),

@@ -1,4 +1,4 @@
-"""Draw items of `sader evaluate`: dates, true mask, result, a classical method, truth, true and stated error.
+"""Draw items of `sader evaluate`: dates, true mask, result, a classical method, truth, true and expected error.
 
     python tools/show_items.py SHARDS... [--clouds CLOUDSEN12_SHARDS] --item NAME=FILE.jpg ... [--mask own]
 
@@ -59,7 +59,7 @@ def picture(item: Item, method: RemoverMethod, *, full_scale: float) -> Image.Im
         result(CLASSICAL.replace("_", " "), make_method(CLASSICAL)(item)),
         Panel(draw(truth), "truth"),
         Panel(error_picture(removal.clear, truth, bands=item.bands, full_scale=full_scale), "true error"),
-        Panel(heat_picture(stated, full_scale=full_scale), "stated error"),
+        Panel(heat_picture(stated, full_scale=full_scale), "expected error"),
     ]
     above.append(Panel(mask_picture(item.cloud_mask[item.reference]), "true mask (white: hidden)"))
     note = f"Errors: black 0, pale yellow {full_scale:g} of reflectance. Grey: no data. PSNR of the hidden pixels."

@@ -75,7 +75,7 @@ def test_upload_run_swipe_overlay_values_download(page, tmp_path):
     assert np.abs(over[:, half + 5 :] - both[:, half + 5 :]).max() > 30
     assert np.abs(over[:, : half - 5] - both[:, : half - 5]).max() == 0
     page.locator("#overlays").get_by_text("Uncertainty").click()
-    assert "standard deviation" in page.inner_text("#legend")
+    assert "expected error" in page.inner_text("#legend")
 
     # Values and map coordinates under the cursor.
     page.mouse.move(box["x"] + box["width"] / 2 + 60, box["y"] + box["height"] / 2 + 30)

@@ -148,15 +148,15 @@ def region_table(summary: Summary) -> list[str]:
 
 
 def calibration_lines(results: Results) -> list[str]:
-    """Return the lines of the table that compares stated and true errors; none where no method states its error."""
+    """Return the lines of the table that compares expected and true errors; none where no method states its error."""
     start = "calibration of "
     found = {name.removeprefix(start): fact for name, fact in results.facts.items() if name.startswith(start)}
     columns = {
-        "ratio": "true / stated RMSE", "inside_one": "within 1 x stated", "inside_two": "within 2 x stated",
+        "ratio": "true / expected RMSE", "inside_one": "within 1 x expected", "inside_two": "within 2 x expected",
         "correlation": "rank correlation over pixels", "between_items": "over items",
     }  # fmt: skip
     rows = [[name, *(_number(fact[key], "psnr") for key in columns)] for name, fact in found.items()]
-    about = "Stated and true error, on the scored pixels (1, 0.68 and 0.95 are calibrated):"
+    about = "Expected and true error, on the scored pixels (1, 0.68 and 0.95 are calibrated):"
     return ["", about, "", *table_lines(["method", *columns.values()], rows)] if rows else []
 
 

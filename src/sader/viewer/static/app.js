@@ -414,7 +414,7 @@ function refresh() {
 function legend(combination, overlay) {
   const parts = [];
   if (combination === "ndvi") parts.push("NDVI", element("i", { class: "ndvi" }), element("span", {}, element("b", {}, "−0.2"), element("b", {}, "0.9")));
-  if (overlay === "uncertainty") parts.push("standard deviation, reflectance", element("i", { class: "heat" }), element("span", {}, element("b", {}, "0"), element("b", {}, "0.05")));
+  if (overlay === "uncertainty") parts.push("expected error, reflectance", element("i", { class: "heat" }), element("span", {}, element("b", {}, "0"), element("b", {}, "0.05")));
   if (overlay === "mask") parts.push(element("i", { class: "mask" }), "cloud or shadow, as the files state or the model estimates it");
   if (overlay === "provenance") parts.push(element("i", { class: "reconstructed" }), "reconstructed; all other pixels were observed");
   $("legend").replaceChildren(...parts);
@@ -570,7 +570,7 @@ $("cancel").addEventListener("click", async () => {
 
 const NAMES = {
   clear: ["Cloud-free image", "Cloud Optimized GeoTIFF"],
-  uncertainty: ["Uncertainty", "GeoTIFF, standard deviation"],
+  uncertainty: ["Uncertainty", "GeoTIFF, expected error"],
   provenance: ["Provenance", "GeoTIFF, 1 observed, 2 reconstructed"],
   count: ["Clear observations", "GeoTIFF"],
   item: ["STAC Item", "JSON"],
