@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from sader.errors import OutputError
-from sader.files import locked, remove_partial_files, write_atomically
+from sader.files import files_under, locked, remove_partial_files, write_atomically
 
 
 def test_old_content_stays_when_a_write_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -74,3 +74,20 @@ def test_partial_files_of_killed_writers_are_removed(tmp_path):
     write_atomically(tmp_path / "a.txt", b"new")
     left = {path.name for path in tmp_path.iterdir()}
     assert left == {"a.txt", f".b.txt.{ended.pid}.partial", f".a.txt.{os.getppid()}.partial"}
+
+
+def test_links_to_folders_are_followed_and_loops_are_not(tmp_path: Path) -> None:
+    here, elsewhere = tmp_path / "here", tmp_path / "elsewhere"
+    for path in (here / "b" / "1", here / "c", elsewhere / "2"):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.touch()
+    (here / "a").symlink_to(elsewhere)
+    (here / "d").symlink_to(elsewhere)  # the same folder again is no loop
+    (here / "b" / "up").symlink_to(here)
+    (elsewhere / "back").symlink_to(here)
+    (here / "self").symlink_to(here / "self")
+    found = [path.relative_to(here).as_posix() for path in files_under(here)]
+    assert found == ["c", "self", "a/2", "b/1", "d/2"]
+    (tmp_path / "link").symlink_to(here)
+    assert len(list(files_under(tmp_path / "link"))) == len(found)
+    assert list(files_under(tmp_path / "missing")) == []

@@ -1,6 +1,7 @@
 """File operations that survive a killed process: atomic replacement with fsync, and locks between processes.
 
 Writers of results, checkpoints and run folders use these functions, so that a test can stop a process at each of them.
+`files_under` lists the files below a folder.
 """
 
 from __future__ import annotations
@@ -68,6 +69,22 @@ def file_digest(path: Path) -> str:
             return hashlib.file_digest(file, "sha256").hexdigest()
     except OSError as error:
         raise DataError(f"cannot read {path}: {error.strerror}. Copy it again.") from error
+
+
+def files_under(folder: Path) -> Iterator[Path]:
+    """Yield the files in a folder and below, by name; links to folders are followed, except to one that holds the link.
+
+    `Path.rglob` does not follow links.
+    """
+    above: dict[str, frozenset[str]] = {}
+    for here, folders, names in os.walk(folder, followlinks=True):
+        real, holding = os.path.realpath(here), above.get(os.path.dirname(here), frozenset())
+        if real in holding:
+            folders.clear()
+            continue
+        above[here] = holding | {real}
+        folders.sort()
+        yield from (Path(here, name) for name in sorted(names))
 
 
 def sync_folder(folder: Path) -> None:

@@ -237,6 +237,25 @@ def test_eurosat_tar(tmp_path: Path) -> None:
     assert abs(int(record.dn[0, 1].mean()) - 1098) < 60
 
 
+def test_linked_folders_are_packed(tmp_path: Path) -> None:
+    from sader.data.pack import kind_of, read_folder, read_places, read_sen12mscr_pairs
+
+    image = (smooth(np.random.default_rng(0), 4, 24, 30) / 10000).astype(np.float32)
+    write_tif(tmp_path / "own" / "place" / "S2_20230101.tif", image, RGBN)
+    for name in ("clear", "cloudy"):
+        write_tif(tmp_path / "pairs" / "roi" / f"ROIs1158_spring_s2_1_p30_{name}.tif", image, RGBN)
+    make_places(tmp_path / "places", places=1)
+    for kind, read in (("own", read_folder), ("pairs", read_sen12mscr_pairs), ("places", read_places)):
+        linked = tmp_path / "linked" / kind
+        linked.mkdir(parents=True)
+        for place in (tmp_path / kind).iterdir():
+            (linked / place.name).symlink_to(place)
+        assert kind_of(linked) == kind_of(tmp_path / kind)
+        names = [record.name for record in read(linked)]
+        assert names == [record.name for record in read(tmp_path / kind)]
+        assert names
+
+
 def test_own_folder_and_pack(tmp_path: Path) -> None:
     from sader.data.pack import pack_sources, read_folder
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import pickle
+import shutil
 import threading
 from collections.abc import Iterator
 from datetime import UTC, datetime
@@ -87,6 +88,11 @@ def test_collections_folders_and_catalogues(make_item, tmp_path):
     (folder / "notes.json").write_text('{"not": "stac"}')
     days = [10, 1, 20]
     assert [source.date.day for source in open_items(folder)] == days, "sorted by date"
+    linked = tmp_path / "linked"
+    linked.mkdir()
+    (linked / "a").symlink_to(folder)
+    assert [source.date.day for source in open_items(linked)] == days
+    shutil.rmtree(linked)
     collection = folder / "items.json"
     features = [json.loads(path.read_text()) for path in paths]
     collection.write_text(json.dumps({"type": "FeatureCollection", "features": features}))

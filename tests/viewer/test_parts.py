@@ -62,6 +62,17 @@ def test_the_data_folder(tmp_path):
     for name in ("../data/a", "a/../../data", ".sader", "", ".", "/", "loop"):
         with pytest.raises((ForbiddenError, NotFoundError)):
             folder.find(name)
+    # A linked folder is followed, as readers do: what it holds must lie inside, and not be the server's.
+    (folder.root / "c").mkdir()
+    (folder.root / "c" / "linked").symlink_to(folder.root / "a")
+    assert list(folder.files_below(folder.root / "c")) == [folder.root / "a" / "b.tif"]
+    (tmp_path / "outside.json").write_text("{}")
+    (folder.state / "jobs").write_text("")
+    for target, text in ((tmp_path, "outside the data folder"), (folder.state, "own files")):
+        (folder.root / "a" / "more").symlink_to(target)
+        with pytest.raises(ForbiddenError, match=text):
+            list(folder.files_below(folder.root / "c"))
+        (folder.root / "a" / "more").unlink()
     other = tmp_path / "other"
     other.mkdir()
     (other / ".sader").symlink_to(tmp_path)

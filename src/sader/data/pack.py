@@ -27,6 +27,7 @@ from sader.data.public.images import check_counts, check_files, check_order, ope
 from sader.data.radar import RADAR_BANDS, check_decibel, radar_counts, scale_sar
 from sader.data.shards import DEFAULT_STEP, SeriesRecord, ShardWriter, split_of
 from sader.errors import BandError, DataError, check_known, did_you_mean, require
+from sader.files import files_under
 
 EUROSAT_SCALE = 0.28
 """Reflectance of the value 255 in EuroSAT's RGB JPEGs (approximate)."""
@@ -40,6 +41,7 @@ SPARE = "first"
 """Name of the writer, and end of its shards, for the group that validates where no other does."""
 RADAR_END = "_s1"
 """End of the name of a file with Sentinel-1 beside a scene."""
+_PLACES, _PAIRS = "place_*/date_*.tif", "ROIs*_clear.tif"
 _DATE = re.compile(r"(20\d\d)-?([01]\d)-?([0-3]\d)")
 
 
@@ -100,7 +102,7 @@ def read_places(
 ) -> Iterator[SeriesRecord]:
     """Yield the places of a CloudSEN12 layout: `**/place_XX/date_k.tif` with `date_k_label.tif`."""
     folder = Path(folder)
-    places = sorted({path.parent for path in folder.rglob("place_*/date_*.tif")})
+    places = sorted({path.parent for path in files_under(folder) if path.match(_PLACES)})
     if folder.name.startswith("place_"):
         places = [folder]
     if not places:
@@ -183,7 +185,7 @@ def read_sen12mscr_pairs(folder: str | Path, *, bands: Sequence[str] | None = BA
     The clear date is labelled clear, the cloudy one unknown. The group is the region: it stays on one side of a split.
     """
     folder = Path(folder)
-    clear_files = sorted(folder.rglob("ROIs*_clear.tif"))
+    clear_files = sorted(path for path in files_under(folder) if path.match(_PAIRS))
     if not clear_files:
         raise DataError(f"no ROIs*_clear.tif under {folder}; expected pairs as in SEN12MS-CR.")
     for clear in clear_files:
@@ -280,7 +282,7 @@ def read_folder(
     rasterio = require("rasterio", extra="geo", purpose="reading GeoTIFF")
     folder = Path(folder)
     groups: dict[Path, list[Path]] = defaultdict(list)
-    for path in sorted(folder.rglob("*")):
+    for path in sorted(files_under(folder)):
         if path.suffix.lower() in (".tif", ".tiff") and not (is_label_file(path) or path.stem.endswith(RADAR_END)):
             groups[path.parent].append(path)
     if not groups:
@@ -350,9 +352,9 @@ def kind_of(path: Path) -> str:
         return "eurosat"
     if not path.is_dir():
         raise DataError(f"{path} is neither a folder nor a tar. Give a folder of GeoTIFFs or a EuroSAT tar.")
-    if path.name.startswith("place_") or next(path.rglob("place_*/date_*.tif"), None):
+    if path.name.startswith("place_") or any(file.match(_PLACES) for file in files_under(path)):
         return "places"
-    if next(path.rglob("ROIs*_clear.tif"), None):
+    if any(file.match(_PAIRS) for file in files_under(path)):
         return "sen12mscr"
     if next(path.glob("*.tar"), None):
         return "eurosat"

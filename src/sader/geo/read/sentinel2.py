@@ -26,6 +26,7 @@ from xml.parsers import expat
 
 from sader.bands import BANDS_13
 from sader.errors import BandError, DataError
+from sader.files import files_under
 from sader.geo.offset import QUANTIFICATION, decide_product
 from sader.geo.read.products import ProductSource, product_source
 from sader.geo.read.raster import BandFile
@@ -263,7 +264,7 @@ def _find_granule(root: Path, tile: str | None) -> Path:
 def _find_images(granule: Path) -> tuple[dict[str, Path], Path | None]:
     """Return the finest file of each band and the finest scene classification of a tile folder."""
     # R10m before R20m before R60m; the files of L1C are the only ones of their band.
-    files = sorted((granule / "IMG_DATA").rglob("*"), key=lambda file: (file.parent.name, file))
+    files = sorted(files_under(granule / "IMG_DATA"), key=lambda file: (file.parent.name, file))
     bands: dict[str, Path] = {}
     for file in files:
         if found := _BAND_FILE.search(file.name):

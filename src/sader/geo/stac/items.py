@@ -16,6 +16,7 @@ from urllib.parse import quote, unquote, urljoin, urlparse
 
 from sader.bands import canonical
 from sader.errors import DataError, require
+from sader.files import files_under
 from sader.geo.grid import Affine6, Grid
 
 if TYPE_CHECKING:
@@ -69,7 +70,7 @@ def load_items(items: Any) -> list[Located]:
 
 def items_in(folder: Path) -> list[Path]:
     """Return the STAC files in a folder and below, by name, without the items that `sader remove` wrote."""
-    files = sorted(file for suffix in SUFFIXES for file in folder.rglob(f"*{suffix}") if is_stac(file))
+    files = sorted(file for file in files_under(folder) if is_stac(file))
     return [file for file in files if not _is_result(read_json(file))]
 
 

@@ -22,7 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sader.errors import ClusterError, DataError, OutputError, SaderError, ValueRangeError, require
-from sader.files import sync_folder
+from sader.files import files_under, sync_folder
 from sader.geo.grid import Grid, crs_of
 from sader.geo.read.raster import open_raster
 from sader.geo.scene.cog import IDENTITY, RowFile, layers_of, writing
@@ -167,7 +167,7 @@ def describe_store(path: str | Path) -> dict[str, Any]:
     if "://" in str(path):
         return {"path": str(path)}
     folder = Path(path)
-    files = sorted(file for file in folder.rglob("*") if file.is_file())
+    files = sorted(file for file in files_under(folder) if file.is_file())
     digest = hashlib.sha256()
     for file in files:
         found = file.stat()

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
 
 from sader.errors import DataError, OutputError
+from sader.files import files_under
 from sader.viewer.problems import ForbiddenError, NotFoundError, RequestError, TooLargeError
 
 STATE = ".sader"
@@ -64,20 +65,16 @@ class DataFolder:
         return real
 
     def files_below(self, folder: Path) -> Iterator[Path]:
-        """Yield every file below a folder; raise where a link in it leads outside, or it holds too many files."""
-        count = 0
-        for here, folders, names in os.walk(folder, followlinks=False):
-            # os.walk does not enter a linked folder, but readers do: its target must lie inside.
-            for name in folders:
-                if os.path.islink(os.path.join(here, name)):
-                    self.inside(os.path.join(here, name))
-            for name in names:
-                count += 1
-                if count > MOST_ENTRIES:
-                    raise TooLargeError(f"{folder.name} holds more than {MOST_ENTRIES} files; give a smaller folder.")
-                if not is_utf8(name):
-                    raise DataError(f"{folder.name} holds a file whose name is not UTF-8: {name!a}. Rename it.")
-                yield self.inside(os.path.join(here, name))
+        """Yield every file below a folder, also through links; raise for one outside or of the server, or too many."""
+        for count, path in enumerate(files_under(folder), start=1):
+            if count > MOST_ENTRIES:
+                raise TooLargeError(f"{folder.name} holds more than {MOST_ENTRIES} files; give a smaller folder.")
+            if not is_utf8(path.name):
+                raise DataError(f"{folder.name} holds a file whose name is not UTF-8: {path.name!a}. Rename it.")
+            real = self.inside(path)
+            if real.is_relative_to(self.state) and not folder.is_relative_to(self.state):
+                raise ForbiddenError(f"{path.name[:200]!r} leads to the server's own files.")
+            yield real
 
     def relative(self, path: Path) -> str:
         """Return a path relative to the data folder, as clients name it."""
