@@ -23,9 +23,9 @@ from sader.inference.masks import HARDLY_SEEN
 from sader.inference.tiling import Window
 from sader.inference.values import HIGHEST, LOWEST, to_device
 from sader.model.blocks import full_precision, to_model_range
-from sader.model.composite import NOISE_VARIANCE, clearest_date
+from sader.model.composite import clearest_date
 from sader.model.heads import level_spread
-from sader.model.matching import CELL, MOST_CHANGE, carried_inward, fit_dates, inlier_weight
+from sader.model.matching import CELL, MOST_CHANGE, NOISE_VARIANCE, carried_inward, fit_dates, inlier_weight
 
 if TYPE_CHECKING:
     from sader.inference.remover import CloudRemover

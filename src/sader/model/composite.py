@@ -5,7 +5,8 @@ sharply is kept. They start from the cloud masks alone: an untrained network alr
 
 These parts follow each other in `blend`: the weighted sum of the other dates, a joint correction by least squares
 (`joint_correction`), the residual at the reference date's clear pixels carried into the hidden ones, the mean with a
-second prediction (`ridge_prediction`), and the reference date's own clear pixels.
+second prediction (`ridge_prediction`), the reference date's own clear pixels, and the ground that thin cloud and shadow
+let through where no date is clear (`recovery.hidden_ground`).
 `contrast_gain` measures how much detail the prediction loses; `with_contrast` restores it in the final image.
 """
 
@@ -22,7 +23,10 @@ from torch import Tensor, nn
 from sader.model.blocks import depth_to_space, full_precision, reflect_pad, zero_init
 from sader.model.matching import (
     CELL,
+    NOISE_VARIANCE,
+    PASSES,
     add_local_fit,
+    box_mean,
     carried_inward,
     cell_moments,
     evaluate_whole,
@@ -30,13 +34,14 @@ from sader.model.matching import (
     haze_weight,
     inlier_weight,
     match_dates,
-    solve_positive,
+    ridge_fit,
     spread_from_clear,
     support,
     to_cells,
     to_pixels,
     weighted_sum,
 )
+from sader.model.recovery import hidden_ground
 
 
 @dataclass(frozen=True)
@@ -67,8 +72,6 @@ class MatchedDates:
         return at_date(x, self.anchor)
 
 
-NOISE_VARIANCE = 1e-5
-"""Floor of the variance, about 0.0016 of reflectance: the noise of the sensors."""
 VARIANCE_FLOOR = 1e-4
 """Weight of a hidden pixel in the variance of a date; it matters only far from pixels that are clear in both dates."""
 SURE = 8
@@ -126,12 +129,6 @@ def without_edges(clear: Tensor, observed: Tensor, anchor: Tensor) -> Tensor:
     inside = 1 - F.max_pool2d(1 - closed, 2 * EDGE + 3, stride=1, padding=EDGE + 1)
     elsewhere = (clear * inside).masked_fill(own, 0.0).amax(dim=1, keepdim=True) > 0.5
     return torch.where(elsewhere & ~own, clear * inside, clear)
-
-
-def box_mean(x: Tensor, edge: int) -> Tensor:
-    """Return the mean of x (B, C, H, W) over a square window of odd `edge`, zero outside; one axis after the other."""
-    rows = F.avg_pool2d(x, (edge, 1), stride=1, padding=(edge // 2, 0))
-    return F.avg_pool2d(rows, (1, edge), stride=1, padding=(0, edge // 2))
 
 
 def is_date(index: Tensor, dates: int) -> Tensor:
@@ -278,6 +275,7 @@ def blend(matched: MatchedDates, learned: Tensor, available: Tensor, trust: Trus
     own_logit = own_logit - trust.fit * matched.at_anchor(certain[:, :-1]) * usual.log()
     share = (own_logit - others.logsumexp(dim=1)).sigmoid() * matched.at_anchor(available).float()
     composite = image + share[:, None] * (own - image)
+    composite = composite + hidden_ground(composite.detach(), matched.unmatched.float(), matched.clear, available)
     spread = weights * (1 - share[:, None])
     weights = torch.cat([torch.where(is_anchor, share[:, None], spread[:, :-1]), spread[:, -1:]], dim=1)
     return Blend(composite, weights, gain, predicted)
@@ -334,7 +332,6 @@ FARTHEST = 4.0
 """Features are clipped at this many standard deviations of the fitted pixels, beyond which the fit extrapolates."""
 MOST_CORRECTION = 0.25
 """Largest correction, in model units."""
-PASSES = 2
 
 
 def joint_correction(
@@ -412,10 +409,6 @@ def _applied(x: Tensor, maps: Tensor) -> Tensor:
 
 REGRESSED = 0.45
 """Largest share of the ridge prediction in the composite."""
-RIDGE = 1e-4
-"""Ridge on the slopes, relative to the mean variance of the bands."""
-FEW_PIXELS = 8.0
-"""Pixels in common at which the slopes shrink by half."""
 LEAST_ERROR = 4e-6
 """Floor of a squared error, in squared model units."""
 PIXELS_REGRESSED = 1000.0
@@ -430,25 +423,12 @@ def ridge_prediction(dates: Tensor, clear: Tensor, anchor: Tensor, observed: Ten
     anchor is carried into the hidden ones. dates: (B, T, C, H, W); clear: (B, T, H, W) in [0, 1]; anchor: (B,);
     observed: bool (B, T, H, W).
     """
-    number, bands = dates.shape[1:3]
     own, own_clear = at_date(dates, anchor), at_date(clear, anchor)[:, None]
-    others = clear.masked_fill(is_date(anchor, number)[:, :, None, None], 0.0)
-    both, flat, target = others * own_clear, dates.flatten(3), own.flatten(2)[:, None]
+    others = clear.masked_fill(is_date(anchor, dates.shape[1])[:, :, None, None], 0.0)
+    both = others * own_clear
     trust = support(both, observed & at_date(observed, anchor)[:, None])
-    predicted, weight = dates, both
-    for _ in range(PASSES):  # again without what could not be explained: missed clouds, changed fields
-        near = weight.flatten(2)[:, :, None]
-        total = near.sum(dim=-1, keepdim=True).clamp(min=1.0)
-        centre, level = ((z * near).sum(dim=-1, keepdim=True) / total for z in (flat, target))
-        x, y = flat - centre, target - level
-        left = x * near / total
-        gram = left @ x.transpose(-2, -1)
-        scale = gram.diagonal(dim1=-2, dim2=-1).mean(dim=-1)[..., None, None].clamp(min=1e-12)
-        ridge = (RIDGE + (FEW_PIXELS / total).square()) * scale
-        slope = solve_positive(gram + ridge * torch.eye(bands, device=x.device), left @ y.transpose(-2, -1))
-        predicted = (slope.transpose(-2, -1) @ x + level).view(dates.shape)
-        squared = (predicted - own[:, None]).square()
-        weight = both * inlier_weight(squared.mean(dim=2), both, trust=trust)
+    predicted, weight = ridge_fit(dates, own[:, None], both, trust=trust)
+    squared = (predicted - own[:, None]).square()
     count = weight.sum(dim=(-2, -1), keepdim=True)
     error = (squared * weight[:, :, None]).sum(dim=(-2, -1), keepdim=True) / count.clamp(min=1.0)[:, :, None]
     worth = others[:, :, None] * (count > 0)[:, :, None] * (error + LEAST_ERROR).square().reciprocal()

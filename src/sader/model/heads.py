@@ -26,17 +26,15 @@ from torch import Tensor, nn
 
 from sader.model.blocks import ResBlock, depth_to_space, space_to_depth, zero_init
 from sader.model.composite import (
-    NOISE_VARIANCE,
     VARIANCE_FLOOR,
     MatchedDates,
     at_date,
     blend_of_others,
-    box_mean,
     is_date,
     misfits,
     prepare_dates,
 )
-from sader.model.matching import LIGHT, solve_positive, spread_from_clear
+from sader.model.matching import LIGHT, NOISE_VARIANCE, box_mean, solve_positive, spread_from_clear
 
 CLASSES = ("clear", "thick cloud", "thin cloud", "shadow")
 

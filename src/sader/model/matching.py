@@ -34,6 +34,12 @@ SPREADS = (3.0, 6.0, 12.0, 24.0)
 """Standard deviations, in cells, of the Gaussians that add up to a heavy-tailed neighbourhood."""
 
 
+RIDGE = 1e-4
+"""Ridge on the slopes of `ridge_fit`, relative to the mean variance of the bands."""
+FEW_PIXELS = 8.0
+"""Pixels at which these slopes shrink by half."""
+PASSES = 2
+"""Fits, each again without what the one before could not explain: missed clouds, changed fields."""
 OUTLIER = 50.0
 """Squared misfit, in usual ones, at which a pixel has a quarter of its weight: land changes less, clouds more."""
 SUPPORT = 9
@@ -47,6 +53,8 @@ HAZE, HAZE_SEEN = 0.004, 0.006
 it counts as haze. Only where most pixels beside hidden ones are haze does the first apply."""
 HAZE_WINDOW, HAZE_REACH = 5, 20
 """Edge in pixels of the window of that excess; greatest distance in pixels from a hidden pixel."""
+NOISE_VARIANCE = 1e-5
+"""Floor of the variance, about 0.0016 of reflectance: the noise of the sensors."""
 SMALLEST_PIVOT = 1e-9
 """Rounding may turn the pivot of a nearly singular matrix negative; the ridges above are far larger."""
 MOST_CHANGE = 1.0
@@ -71,6 +79,12 @@ def solve_positive(matrix: Tensor, right: Tensor) -> Tensor:
         others = joined[..., 1:, 1:] - joined[..., 1:, :1] * row
         joined = torch.cat([others, row], dim=-2)
     return joined
+
+
+def box_mean(x: Tensor, edge: int) -> Tensor:
+    """Return the mean of x (B, C, H, W) over a square window of odd `edge`, zero outside; one axis after the other."""
+    rows = F.avg_pool2d(x, (edge, 1), stride=1, padding=(edge // 2, 0))
+    return F.avg_pool2d(rows, (1, edge), stride=1, padding=(0, edge // 2))
 
 
 def heavy_tailed_blur(x: Tensor) -> Tensor:
@@ -294,6 +308,32 @@ def inlier_weight(
         scale = ((weight * logs).sum(dim=(-2, -1), keepdim=True) / total).exp()
     scale = scale if trust is None else scale * trust
     return (1 + squared / (OUTLIER * scale + 1e-6)).pow(-2)
+
+
+def ridge_fit(
+    features: Tensor, target: Tensor, weight: Tensor, *, trust: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
+    """Return `target` predicted from `features` by one ridge regression of the whole image, and the pixels it fits.
+
+    features: (..., D, H, W); target: (..., C, H, W); weight: (..., H, W), the pixels that are fitted. The prediction is
+    (..., C, H, W), the second result `weight` without outliers. trust: as in `inlier_weight`.
+    """
+    flat, wanted = features.flatten(-2), target.flatten(-2)
+    used = weight
+    for _ in range(PASSES):
+        near = used.flatten(-2)[..., None, :]
+        total = near.sum(dim=-1, keepdim=True).clamp(min=1.0)
+        centre, level = ((z * near).sum(dim=-1, keepdim=True) / total for z in (flat, wanted))
+        x, y = flat - centre, wanted - level
+        left = x * near / total
+        gram = left @ x.transpose(-2, -1)
+        scale = gram.diagonal(dim1=-2, dim2=-1).mean(dim=-1)[..., None, None].clamp(min=1e-12)
+        ridge = (RIDGE + (FEW_PIXELS / total).square()) * scale
+        slope = solve_positive(gram + ridge * torch.eye(x.shape[-2], device=x.device), left @ y.transpose(-2, -1))
+        predicted = slope.transpose(-2, -1) @ x + level
+        predicted = predicted.view(*predicted.shape[:-1], *features.shape[-2:])
+        used = weight * inlier_weight((predicted - target).square().mean(dim=-3), weight, trust=trust)
+    return predicted, used
 
 
 def _fit(moments: Tensor, *, ridge: float, half: float) -> tuple[Tensor, Tensor]:

@@ -1,0 +1,96 @@
+"""Ground that shows through thin cloud and shadow, for pixels that no date shows clearly.
+
+The composite fills such pixels smoothly from their surroundings. Where the cloud or shadow of a date is thin, the date
+still shows the ground. A ridge regression at pixels that this date hides and another one shows tells how; it is applied
+where no date is clear. Not from the paper. Always float32, without randomness.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from sader.model.blocks import is_exporting
+from sader.model.matching import CELL, NOISE_VARIANCE, box_mean, carried_inward, ridge_fit, spread_from_clear
+
+DETAIL = 9
+"""Edge of the window that separates detail, mostly ground, from slow changes, mostly cloud."""
+FAR_WEIGHT = 0.01
+"""Weight of a pixel that the regression does not use in the local errors."""
+MOST_RECOVERED = 0.25
+"""Largest correction, in model units."""
+
+
+@torch.no_grad()
+def hidden_ground(image: Tensor, dates: Tensor, clear: Tensor, observed: Tensor) -> Tensor:
+    """Return what thin cloud and shadow add to a composite (B, C, H, W): a correction where no date is clear, else 0.
+
+    image: (B, C, H, W), the composite; dates: (B, T, C, H, W), as given; clear: (B, T, H, W) in [0, 1]; observed: bool
+    (B, T, H, W). The hidden pixels of a date form two groups, those darker than the composite (shadow) and those
+    brighter (cloud). For each group the difference of the composite from a fill that does not know the group is
+    regressed on the bands of the date; what this prediction misses beside the gap is carried into it. Groups are
+    averaged by the inverse of their squared error nearby, and shrink by the share of it that the regression explains.
+    """
+    shown = observed & (clear > 0.5)
+    hidden, seen = observed & ~shown, shown.any(dim=1)
+    darker = _inner_mean(dates.mean(dim=2)) < _inner_mean(image.mean(dim=1, keepdim=True))
+    groups = torch.stack([hidden & darker, hidden & ~darker], dim=2).flatten(1, 2)
+    batch, number = groups.shape[:2]
+    needed = (groups & ~seen[:, None]).flatten(2).any(dim=2) & (groups & seen[:, None]).flatten(2).any(dim=2)
+    every = is_exporting() or image.device.type != "cpu"  # reading values breaks a graph and makes a GPU wait
+    chosen = torch.arange(batch * number, device=image.device)
+    if not every:
+        chosen = chosen[needed.flatten()]
+        if not len(chosen):
+            return torch.zeros_like(image)
+    of_batch = chosen // number
+    group, known, target = groups.flatten(0, 1)[chosen], seen[of_batch], image[of_batch]
+    part, worth = _recovered(target, dates.flatten(0, 1)[chosen // 2], group, known)
+    if every:
+        part, worth = part.view(batch, number, *part.shape[1:]), worth.view(batch, number, *worth.shape[1:])
+        part, worth = part * needed[:, :, None, None, None], worth * needed[:, :, None, None]
+        total, weight = part.sum(dim=1), worth.sum(dim=1)
+    else:
+        total = torch.zeros_like(image).index_add_(0, of_batch, part)
+        weight = torch.zeros_like(image[:, 0]).index_add_(0, of_batch, worth)
+    return total / weight.clamp(min=1e-12)[:, None] * ~seen[:, None]
+
+
+def _recovered(image: Tensor, date: Tensor, group: Tensor, seen: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the weighted correction (N, C, H, W) of N groups of hidden pixels, each of one date, and the weights.
+
+    image, date: (N, C, H, W); group, seen: bool (N, H, W), the pixels of the group and those that any date shows.
+    """
+    both, elsewhere = (group & seen).to(image.dtype), (seen & ~group).to(image.dtype)[:, None]
+    base, smooth = _coarse_fill(image, elsewhere), _inner_mean(date)
+    missing = image - base
+    found, _ = ridge_fit(torch.cat([date - smooth, smooth], dim=1), missing, both)
+    found = found.clamp(-MOST_RECOVERED, MOST_RECOVERED)
+    before, after = (_local_error(error, both) for error in (missing, missing - found))
+    worth = group / after
+    explained = (1 - after / before).clamp(0, 1).sqrt()
+    # The composite is the smooth fill in the gap: a prediction less its own smooth fill is what it adds.
+    predicted = torch.where(group[:, None], base + found, image)
+    added = predicted - carried_inward(predicted, seen[:, None].to(image.dtype))
+    return (worth * explained)[:, None] * added, worth
+
+
+def _coarse_fill(image: Tensor, known: Tensor) -> Tensor:
+    """Return image (N, C, H, W) filled smoothly where known (N, 1, H, W) is 0, computed in cells."""
+    height, width = image.shape[-2:]
+    joined = F.avg_pool2d(torch.cat([image * known, known], dim=1), CELL, ceil_mode=True, count_include_pad=False)
+    share = joined[:, -1:]
+    cells = carried_inward(joined[:, :-1] / share.clamp(min=1e-6), (share > 0).to(image.dtype))
+    return F.interpolate(cells, scale_factor=CELL, mode="bilinear", align_corners=False)[..., :height, :width]
+
+
+def _local_error(error: Tensor, weight: Tensor) -> Tensor:
+    """Return the mean squared error (N, H, W) of the bands around each pixel."""
+    squared = error.square().mean(dim=1, keepdim=True)
+    return spread_from_clear(squared, weight, floor=FAR_WEIGHT)[:, 0] + NOISE_VARIANCE
+
+
+def _inner_mean(x: Tensor) -> Tensor:
+    """Return the mean of x (..., H, W) over `DETAIL` pixels, at the edges over those inside the image."""
+    return box_mean(x, DETAIL) / box_mean(torch.ones_like(x[:1, :1]), DETAIL)
