@@ -2,9 +2,9 @@
 
 Run: python benchmarks/cpu_tile.py [--size 512] [--threads 2] [--workers 1] [--onnx]
 
-The backends take turns, so that a busy moment affects all of them. "CPU s" is the processor time of this process, which
-other programs influence less than the wall time. workers: threads that compute one tile each with `--threads`
-intra-op threads; the wall time per tile is the throughput.
+Freed memory is kept as in the commands of `sader`. The backends take turns, so that a busy moment affects all of them.
+"CPU s" is the processor time of this process, which other programs influence less than the wall time. workers: threads
+that compute one tile each with `--threads` intra-op threads; the wall time per tile is the throughput.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 import torch
 
+from sader.cli.main import keep_freed_memory
 from sader.data.synthetic.scene import make_series
 from sader.inference.accelerate import has_bfloat16
 from sader.inference.remover import CloudRemover
@@ -33,7 +34,10 @@ def main() -> None:
     parser.add_argument("--runs", type=int, default=5)
     parser.add_argument("--given", action="store_true", help="give the masks of all dates")
     parser.add_argument("--onnx", action="store_true", help="also ONNX Runtime, whose graph takes a minute")
+    parser.add_argument("--returned", action="store_true", help="return freed memory, as outside the command line")
     args = parser.parse_args()
+    if not args.returned:
+        keep_freed_memory()
     torch.set_num_threads(args.threads)
     plain = CloudRemover.from_pretrained(args.model, device="cpu").with_options(tile=args.size)
     series = make_series(0, size=(args.size, args.size), dates=3, bands=plain.bands)

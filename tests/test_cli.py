@@ -92,6 +92,24 @@ def test_shell_completion_can_be_installed(capsys):
     assert "--install-completion" in called(capsys, "--help")[1]
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="a setting of glibc")
+def test_the_command_keeps_freed_memory_unless_the_environment_says_otherwise():
+    script = (
+        "import os, resource, sys; from sader.cli import main; main.app = lambda *_, **__: None; main.main()\n"
+        "for _ in range(20): b'x' * 2**26\n"
+        "faults = resource.getrusage(resource.RUSAGE_SELF).ru_minflt\n"
+        "for _ in range(20): b'x' * 2**26\n"
+        "print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - faults)"
+    )
+    faults = []
+    for given in ({}, dict.fromkeys(cli.MALLOC, "131072")):
+        environment = {**{k: v for k, v in os.environ.items() if k not in cli.MALLOC}, **given}
+        found = subprocess.run([sys.executable, "-c", script], env=environment, capture_output=True, check=True)
+        faults.append(int(found.stdout))
+    kept, returned = faults
+    assert 10 * kept < returned  # each is 16,384 pages, or 32 huge ones
+
+
 def test_version():
     from sader._version import __version__
 

@@ -7,6 +7,8 @@ plain functions that parse, call one function and print. Torch, NumPy and Rich a
 
 from __future__ import annotations
 
+import ctypes
+import os
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -174,9 +176,27 @@ for part in (remove, train, evaluate, tools):
 app.add_typer(data.app, name="data", cls=PlainFlags)
 
 
+MALLOC = {"MALLOC_MMAP_THRESHOLD_": (-3, 2**30), "MALLOC_TRIM_THRESHOLD_": (-1, 2**31 - 1)}
+"""Environment variable of glibc -> parameter of `mallopt` (malloc.h) and its value in bytes."""
+
+
+def keep_freed_memory() -> None:
+    """Let glibc reuse freed memory instead of returning it: getting it anew takes a sixth of the time of a tile.
+
+    Variables that are set stay as they are. Child processes inherit the setting.
+    """
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None) if sys.platform == "linux" else None
+    for name, (parameter, value) in MALLOC.items():
+        if mallopt is not None and name not in os.environ:
+            mallopt(parameter, value)
+            os.environ[name] = str(value)
+
+
 def main(arguments: list[str] | None = None) -> None:
     """Run the command line; a `SaderError` becomes one line on standard error and exit status 2."""
-    arguments = sys.argv[1:] if arguments is None else arguments
+    if arguments is None:
+        keep_freed_memory()
+        arguments = sys.argv[1:]
     debug = "--debug" in arguments
     try:
         # Removed here, so that `sader demo --debug` works as well as `sader --debug demo`.
