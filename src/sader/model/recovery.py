@@ -29,8 +29,8 @@ def hidden_ground(image: Tensor, dates: Tensor, clear: Tensor, observed: Tensor)
     image: (B, C, H, W), the composite; dates: (B, T, C, H, W), as given; clear: (B, T, H, W) in [0, 1]; observed: bool
     (B, T, H, W). The hidden pixels of a date form two groups, those darker than the composite (shadow) and those
     brighter (cloud). For each group the difference of the composite from a fill that does not know the group is
-    regressed on the bands of the date; what this prediction misses beside the gap is carried into it. Groups are
-    averaged by the inverse of their squared error nearby, and shrink by the share of it that the regression explains.
+    regressed on the bands of the date; what this prediction misses beside the gap is carried into it. Groups count by
+    the inverse of their squared error nearby and by the share that the regression explains, and shrink by this share.
     """
     shown = observed & (clear > 0.5)
     hidden, seen = observed & ~shown, shown.any(dim=1)
@@ -68,8 +68,8 @@ def _recovered(image: Tensor, date: Tensor, group: Tensor, seen: Tensor) -> tupl
     found, _ = ridge_fit(torch.cat([date - smooth, smooth], dim=1), missing, both)
     found = found.clamp(-MOST_RECOVERED, MOST_RECOVERED)
     before, after = (_local_error(error, both) for error in (missing, missing - found))
-    worth = group / after
     explained = (1 - after / before).clamp(0, 1).sqrt()
+    worth = group * explained / after
     # The composite is the smooth fill in the gap: a prediction less its own smooth fill is what it adds.
     predicted = torch.where(group[:, None], base + found, image)
     added = predicted - carried_inward(predicted, seen[:, None].to(image.dtype))
