@@ -23,6 +23,7 @@ from torch import Tensor, nn
 from sader.model.blocks import depth_to_space, full_precision, reflect_pad, zero_init
 from sader.model.matching import (
     CELL,
+    FARTHEST,
     NOISE_VARIANCE,
     PASSES,
     add_local_fit,
@@ -328,8 +329,6 @@ PIXELS_JOINT = 500.0
 """Evidence, in clear pixels, at which the joint fit is trusted by half."""
 FLAG_SCALE = 0.05
 """Size of the "is this date seen here" features, in model units: comparable to the other features' deviations."""
-FARTHEST = 4.0
-"""Features are clipped at this many standard deviations of the fitted pixels, beyond which the fit extrapolates."""
 MOST_CORRECTION = 0.25
 """Largest correction, in model units."""
 

@@ -38,6 +38,8 @@ RIDGE = 1e-4
 """Ridge on the slopes of `ridge_fit`, relative to the mean variance of the bands."""
 FEW_PIXELS = 8.0
 """Pixels at which these slopes shrink by half."""
+FARTHEST = 4.0
+"""Features are clipped at this many standard deviations of the fitted pixels, beyond which a fit extrapolates."""
 PASSES = 2
 """Fits, each again without what the one before could not explain: missed clouds, changed fields."""
 OUTLIER = 50.0

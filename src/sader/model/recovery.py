@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from sader.model.blocks import is_exporting
-from sader.model.matching import CELL, NOISE_VARIANCE, box_mean, carried_inward, ridge_fit, spread_from_clear
+from sader.model.matching import CELL, FARTHEST, NOISE_VARIANCE, box_mean, carried_inward, ridge_fit, spread_from_clear
 
 DETAIL = 9
 """Edge of the window that separates detail, mostly ground, from slow changes, mostly cloud."""
@@ -27,29 +27,25 @@ def hidden_ground(image: Tensor, dates: Tensor, clear: Tensor, observed: Tensor)
     """Return what thin cloud and shadow add to a composite (B, C, H, W): a correction where no date is clear, else 0.
 
     image: (B, C, H, W), the composite; dates: (B, T, C, H, W), as given; clear: (B, T, H, W) in [0, 1]; observed: bool
-    (B, T, H, W). The hidden pixels of a date form two groups, those darker than the composite (shadow) and those
-    brighter (cloud). For each group the difference of the composite from a fill that does not know the group is
-    regressed on the bands of the date; what this prediction misses beside the gap is carried into it. Groups count by
-    the inverse of their squared error nearby and by the share that the regression explains, and shrink by this share.
+    (B, T, H, W). For each date the difference of the composite from a fill that does not know the hidden pixels of the
+    date is regressed on its bands; what this prediction misses beside a gap is carried into it. Dates count by the
+    inverse of their squared error nearby and by the share that the regression explains, and shrink by this share.
     """
     shown = observed & (clear > 0.5)
     hidden, seen = observed & ~shown, shown.any(dim=1)
-    darker = _inner_mean(dates.mean(dim=2)) < _inner_mean(image.mean(dim=1, keepdim=True))
-    groups = torch.stack([hidden & darker, hidden & ~darker], dim=2).flatten(1, 2)
-    batch, number = groups.shape[:2]
-    needed = (groups & ~seen[:, None]).flatten(2).any(dim=2) & (groups & seen[:, None]).flatten(2).any(dim=2)
+    batch, number = hidden.shape[:2]
+    useful = (hidden & ~seen[:, None]).flatten(2).any(dim=2) & (hidden & seen[:, None]).flatten(2).any(dim=2)
     every = is_exporting() or image.device.type != "cpu"  # reading values breaks a graph and makes a GPU wait
     chosen = torch.arange(batch * number, device=image.device)
     if not every:
-        chosen = chosen[needed.flatten()]
+        chosen = chosen[useful.flatten()]
         if not len(chosen):
             return torch.zeros_like(image)
     of_batch = chosen // number
-    group, known, target = groups.flatten(0, 1)[chosen], seen[of_batch], image[of_batch]
-    part, worth = _recovered(target, dates.flatten(0, 1)[chosen // 2], group, known)
+    part, worth = _recovered(image[of_batch], dates.flatten(0, 1)[chosen], hidden.flatten(0, 1)[chosen], seen[of_batch])
     if every:
         part, worth = part.view(batch, number, *part.shape[1:]), worth.view(batch, number, *worth.shape[1:])
-        part, worth = part * needed[:, :, None, None, None], worth * needed[:, :, None, None]
+        part, worth = part * useful[:, :, None, None, None], worth * useful[:, :, None, None]
         total, weight = part.sum(dim=1), worth.sum(dim=1)
     else:
         total = torch.zeros_like(image).index_add_(0, of_batch, part)
@@ -57,23 +53,32 @@ def hidden_ground(image: Tensor, dates: Tensor, clear: Tensor, observed: Tensor)
     return total / weight.clamp(min=1e-12)[:, None] * ~seen[:, None]
 
 
-def _recovered(image: Tensor, date: Tensor, group: Tensor, seen: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the weighted correction (N, C, H, W) of N groups of hidden pixels, each of one date, and the weights.
+def _recovered(image: Tensor, date: Tensor, hidden: Tensor, seen: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the weighted correction (N, C, H, W) by the hidden pixels of N dates, and the weights (N, H, W).
 
-    image, date: (N, C, H, W); group, seen: bool (N, H, W), the pixels of the group and those that any date shows.
+    image, date: (N, C, H, W); hidden, seen: bool (N, H, W), the pixels that the date hides and those that any shows.
     """
-    both, elsewhere = (group & seen).to(image.dtype), (seen & ~group).to(image.dtype)[:, None]
+    both, elsewhere = (hidden & seen).to(image.dtype), (seen & ~hidden).to(image.dtype)[:, None]
     base, smooth = _coarse_fill(image, elsewhere), _inner_mean(date)
     missing = image - base
-    found, _ = ridge_fit(torch.cat([date - smooth, smooth], dim=1), missing, both)
+    found, _ = ridge_fit(_clipped(torch.cat([date - smooth, smooth], dim=1), both), missing, both)
     found = found.clamp(-MOST_RECOVERED, MOST_RECOVERED)
     before, after = (_local_error(error, both) for error in (missing, missing - found))
     explained = (1 - after / before).clamp(0, 1).sqrt()
-    worth = group * explained / after
+    worth = hidden * explained / after
     # The composite is the smooth fill in the gap: a prediction less its own smooth fill is what it adds.
-    predicted = torch.where(group[:, None], base + found, image)
+    predicted = torch.where(hidden[:, None], base + found, image)
     added = predicted - carried_inward(predicted, seen[:, None].to(image.dtype))
     return (worth * explained)[:, None] * added, worth
+
+
+def _clipped(features: Tensor, weight: Tensor) -> Tensor:
+    """Return features (N, D, H, W) within `FARTHEST` standard deviations of those with weight (N, H, W)."""
+    near = weight[:, None]
+    total = near.sum(dim=(-2, -1), keepdim=True).clamp(min=1.0)
+    mean = (features * near).sum(dim=(-2, -1), keepdim=True) / total
+    reach = FARTHEST * (((features - mean).square() * near).sum(dim=(-2, -1), keepdim=True) / total).sqrt()
+    return torch.minimum(torch.maximum(features, mean - reach), mean + reach)
 
 
 def _coarse_fill(image: Tensor, known: Tensor) -> Tensor:
