@@ -49,8 +49,8 @@ def psnr(item: Item, image: np.ndarray, pixels: np.ndarray) -> float:
 
 def picture(item: Item, removals: tuple[Removal, Removal], pixels: np.ndarray) -> Image.Image:
     """Return the dates and the pixels above, both results and the truth below, each with its PSNR there."""
-    limits = stretch_limits([np.where(item.scored | item.kept, item.clear, np.nan)], bands=item.bands)
-    draw = partial(true_colour, bands=item.bands, limits=limits)
+    truth = np.where(item.scored | item.kept, item.clear, np.nan)
+    draw = partial(true_colour, bands=item.bands, limits=stretch_limits([truth], bands=item.bands))
     above = [
         Panel(
             draw(np.where(valid, image, np.nan)),
@@ -64,7 +64,7 @@ def picture(item: Item, removals: tuple[Removal, Removal], pixels: np.ndarray) -
         for name, removal in zip(("smooth fill", "result"), removals, strict=True)
     ]
     above.append(Panel(mask_picture(pixels), "no date shows it (white)"))
-    return compose([above, [*below, Panel(draw(item.clear), "truth")]], panel_width=256)
+    return compose([above, [*below, Panel(draw(truth), "truth")]], panel_width=256)
 
 
 def main() -> None:

@@ -42,8 +42,7 @@ def hidden_ground(image: Tensor, dates: Tensor, clear: Tensor, observed: Tensor)
         if not len(chosen):
             return torch.zeros_like(image)
     of_batch = chosen // number
-    several = (dates.flatten(0, 1)[chosen], observed.flatten(0, 1)[chosen], hidden.flatten(0, 1)[chosen])
-    part, worth = _recovered(image[of_batch], *several, seen[of_batch])
+    part, worth = _recovered(image[of_batch], dates.flatten(0, 1)[chosen], hidden.flatten(0, 1)[chosen], seen[of_batch])
     if every:
         part, worth = part.view(batch, number, *part.shape[1:]), worth.view(batch, number, *worth.shape[1:])
         part, worth = part * useful[:, :, None, None, None], worth * useful[:, :, None, None]
@@ -54,15 +53,14 @@ def hidden_ground(image: Tensor, dates: Tensor, clear: Tensor, observed: Tensor)
     return total / weight.clamp(min=1e-12)[:, None] * ~seen[:, None]
 
 
-def _recovered(image: Tensor, date: Tensor, observed: Tensor, hidden: Tensor, seen: Tensor) -> tuple[Tensor, Tensor]:
+def _recovered(image: Tensor, date: Tensor, hidden: Tensor, seen: Tensor) -> tuple[Tensor, Tensor]:
     """Return the weighted correction (N, C, H, W) by the hidden pixels of N dates, and the weights (N, H, W).
 
-    image, date: (N, C, H, W); observed, hidden, seen: bool (N, H, W), the pixels with data, those that the date hides,
-    and those that any date shows.
+    image, date: (N, C, H, W); hidden, seen: bool (N, H, W), the pixels that the date hides and those that any shows.
     """
     both, elsewhere = (hidden & seen).to(image.dtype), (seen & ~hidden).to(image.dtype)[:, None]
-    base, valid = _coarse_fill(image, elsewhere), observed[:, None].to(image.dtype)
-    smooth = box_mean(date * valid, DETAIL) / box_mean(valid, DETAIL).clamp(min=1e-3)
+    base, cloud = _coarse_fill(image, elsewhere), hidden[:, None].to(image.dtype)
+    smooth = box_mean(date * cloud, DETAIL) / box_mean(cloud, DETAIL).clamp(min=1e-3)  # without clear land beside it
     missing = image - base
     found, _ = ridge_fit(_clipped(torch.cat([date - smooth, smooth], dim=1), both), missing, both)
     found = found.clamp(-MOST_RECOVERED, MOST_RECOVERED)
