@@ -16,6 +16,8 @@ from sader.model.matching import CELL, FARTHEST, NOISE_VARIANCE, box_mean, carri
 
 DETAIL = 9
 """Edge of the window that separates detail, mostly ground, from slow changes, mostly cloud."""
+EDGE_WEIGHT = 0.1
+"""How well the level of the fill is known beside pixels that a date shows, relative to errors of its prediction."""
 FAR_WEIGHT = 0.01
 """Weight of a pixel that the regression does not use in the local errors."""
 MOST_RECOVERED = 0.25
@@ -59,17 +61,19 @@ def _recovered(image: Tensor, date: Tensor, hidden: Tensor, seen: Tensor) -> tup
     image, date: (N, C, H, W); hidden, seen: bool (N, H, W), the pixels that the date hides and those that any shows.
     """
     both, elsewhere = (hidden & seen).to(image.dtype), (seen & ~hidden).to(image.dtype)[:, None]
-    base, cloud = _coarse_fill(image, elsewhere), hidden[:, None].to(image.dtype)
-    smooth = box_mean(date * cloud, DETAIL) / box_mean(cloud, DETAIL).clamp(min=1e-3)  # without clear land beside it
+    base, smooth = _coarse_fill(image, elsewhere), _mean_within(date, hidden[:, None].to(image.dtype))
     missing = image - base
     found, _ = ridge_fit(_clipped(torch.cat([date - smooth, smooth], dim=1), both), missing, both)
     found = found.clamp(-MOST_RECOVERED, MOST_RECOVERED)
     before, after = (_local_error(error, both) for error in (missing, missing - found))
     explained = (1 - after / before).clamp(0, 1).sqrt()
     worth = hidden * explained / after
-    # The composite is the smooth fill in the gap: a prediction less its own smooth fill is what it adds.
-    predicted = torch.where(hidden[:, None], base + found, image)
-    added = predicted - carried_inward(predicted, seen[:, None].to(image.dtype))
+    # The level is corrected by the error of the prediction beside the gap. Beside pixels that the date itself shows
+    # there is none: there the fill has about the right level.
+    change, gap = base + found - image, (hidden & ~seen)[:, None].to(image.dtype)
+    edge = gap * (box_mean(elsewhere, DETAIL) > 0)
+    level = torch.lerp(change, _mean_within(change, gap), edge)
+    added = change - carried_inward(level, both[:, None] + EDGE_WEIGHT * edge)
     return (worth * explained)[:, None] * added, worth
 
 
@@ -80,6 +84,11 @@ def _clipped(features: Tensor, weight: Tensor) -> Tensor:
     mean = (features * near).sum(dim=(-2, -1), keepdim=True) / total
     reach = FARTHEST * (((features - mean).square() * near).sum(dim=(-2, -1), keepdim=True) / total).sqrt()
     return torch.minimum(torch.maximum(features, mean - reach), mean + reach)
+
+
+def _mean_within(x: Tensor, inside: Tensor) -> Tensor:
+    """Return the mean of x (N, C, H, W) over `DETAIL` pixels, of those inside (N, 1, H, W) alone."""
+    return box_mean(x * inside, DETAIL) / box_mean(inside, DETAIL).clamp(min=1e-3)
 
 
 def _coarse_fill(image: Tensor, known: Tensor) -> Tensor:
