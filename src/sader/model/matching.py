@@ -321,7 +321,7 @@ def ridge_fit(
     (..., C, H, W), the second result `weight` without outliers. trust: as in `inlier_weight`.
     """
     flat, wanted = features.flatten(-2), target.flatten(-2)
-    used = weight
+    used, eye = weight, torch.eye(features.shape[-3], device=features.device)
     for _ in range(PASSES):
         near = used.flatten(-2)[..., None, :]
         total = near.sum(dim=-1, keepdim=True).clamp(min=1.0)
@@ -329,11 +329,11 @@ def ridge_fit(
         x, y = flat - centre, wanted - level
         left = x * near / total
         gram = left @ x.transpose(-2, -1)
-        scale = gram.diagonal(dim1=-2, dim2=-1).mean(dim=-1)[..., None, None].clamp(min=1e-12)
-        ridge = (RIDGE + (FEW_PIXELS / total).square()) * scale
-        slope = solve_positive(gram + ridge * torch.eye(x.shape[-2], device=x.device), left @ y.transpose(-2, -1))
+        scale = (gram * eye).sum(dim=(-2, -1), keepdim=True) / len(eye)
+        ridge = (RIDGE + (FEW_PIXELS / total).square()) * scale.clamp(min=1e-12)
+        slope = solve_positive(gram + ridge * eye, left @ y.transpose(-2, -1))
         predicted = slope.transpose(-2, -1) @ x + level
-        predicted = predicted.view(*predicted.shape[:-1], *features.shape[-2:])
+        predicted = predicted.view(*features.shape[:-3], target.shape[-3], *features.shape[-2:])
         used = weight * inlier_weight((predicted - target).square().mean(dim=-3), weight, trust=trust)
     return predicted, used
 

@@ -35,24 +35,21 @@ def hidden_ground(image: Tensor, dates: Tensor, clear: Tensor, observed: Tensor)
     """
     shown = observed & (clear > 0.5)
     hidden, seen = observed & ~shown, shown.any(dim=1)
-    batch, number = hidden.shape[:2]
     useful = (hidden & ~seen[:, None]).flatten(2).any(dim=2) & (hidden & seen[:, None]).flatten(2).any(dim=2)
-    every = is_exporting() or image.device.type != "cpu"  # reading values breaks a graph and makes a GPU wait
-    chosen = torch.arange(batch * number, device=image.device)
-    if not every:
-        chosen = chosen[useful.flatten()]
+    wide = (image[:, None].expand_as(dates), dates, hidden, seen[:, None].expand_as(hidden))
+    series = [one.flatten(0, 1) for one in wide]
+    # Reading values breaks a graph and makes a GPU wait: there all dates are computed.
+    if is_exporting() or torch.compiler.is_compiling() or image.device.type != "cpu":
+        part, worth = _recovered(*series)
+        part, worth = part.view_as(dates) * useful[:, :, None, None, None], worth.view_as(dates[:, :, 0])
+        worth = worth * useful[:, :, None, None]
+    else:
+        chosen = useful.flatten().nonzero()[:, 0]
         if not len(chosen):
             return torch.zeros_like(image)
-    of_batch = chosen // number
-    part, worth = _recovered(image[of_batch], dates.flatten(0, 1)[chosen], hidden.flatten(0, 1)[chosen], seen[of_batch])
-    if every:
-        part, worth = part.view(batch, number, *part.shape[1:]), worth.view(batch, number, *worth.shape[1:])
-        part, worth = part * useful[:, :, None, None, None], worth * useful[:, :, None, None]
-        total, weight = part.sum(dim=1), worth.sum(dim=1)
-    else:
-        total = torch.zeros_like(image).index_add_(0, of_batch, part)
-        weight = torch.zeros_like(image[:, 0]).index_add_(0, of_batch, worth)
-    return total / weight.clamp(min=1e-12)[:, None] * ~seen[:, None]
+        part, worth = torch.zeros_like(dates), torch.zeros_like(dates[:, :, 0])
+        part.flatten(0, 1)[chosen], worth.flatten(0, 1)[chosen] = _recovered(*(one[chosen] for one in series))
+    return part.sum(dim=1) / worth.sum(dim=1).clamp(min=1e-12)[:, None] * ~seen[:, None]
 
 
 def _recovered(image: Tensor, date: Tensor, hidden: Tensor, seen: Tensor) -> tuple[Tensor, Tensor]:
