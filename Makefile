@@ -14,7 +14,7 @@ ARGS ?=
 WORKERS ?= $(shell expr $$(nproc 2>/dev/null || getconf _NPROCESSORS_ONLN || echo 2) + 1)
 
 .DELETE_ON_ERROR:
-.PHONY: help install demo serve qgis docs test test-all lint format bench constraints audit clean distclean
+.PHONY: help install demo serve qgis docs test test-all lint format constraints audit clean distclean
 
 help:
 	@echo "make demo         remove the clouds of the built-in scene: clear.tif and before_after.png"
@@ -24,7 +24,6 @@ help:
 	@echo "make test-all     the same with the slow ones"
 	@echo "make docs         build the documents into site/, any warning is an error"
 	@echo "make lint         ruff and mypy                (make format repairs what ruff can)"
-	@echo "make bench        run the scripts of benchmarks/"
 	@echo "make install      the test tools and all extras; LOCKED=1: exactly the files of constraints.txt"
 	@echo "make constraints  write the installed versions and their hashes into constraints.txt; make audit checks them"
 	@echo "make clean        remove what the commands wrote; make distclean also removes $(VENV)"
@@ -58,11 +57,6 @@ lint: $(VENV)/.installed-dev
 format: $(VENV)/.installed-dev
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
-
-bench: $(VENV)/.installed-dev
-	@set -e; found=; for script in benchmarks/*.py; do \
-	  if [ -e "$$script" ]; then found=yes; echo "== $$script"; $(BIN)/python "$$script" $(ARGS); fi; \
-	done; if [ -z "$$found" ]; then echo "benchmarks/ holds no script yet"; fi
 
 # Writes constraints.txt from what is installed in $(VENV): run `make distclean test-all constraints` to move to newer
 # versions. PyTorch is pinned by version only (the comment in the first line): its CPU and CUDA builds have the same
