@@ -47,7 +47,7 @@ def hidden_ground(image: Tensor, dates: Tensor, clear: Tensor, observed: Tensor)
         chosen = useful.flatten().nonzero()[:, 0]
         if not len(chosen):
             return torch.zeros_like(image)
-        part, worth = torch.zeros_like(dates), torch.zeros_like(dates[:, :, 0])
+        part, worth = dates.new_zeros(dates.shape), dates.new_zeros(hidden.shape)
         part.flatten(0, 1)[chosen], worth.flatten(0, 1)[chosen] = _recovered(*(one[chosen] for one in series))
     return part.sum(dim=1) / worth.sum(dim=1).clamp(min=1e-12)[:, None] * ~seen[:, None]
 
