@@ -1,4 +1,4 @@
-"""What thin cloud and shadow let through: PSNR at pixels that no date shows, with and without `model.recovery`.
+"""What thin cloud and shadow let through: PSNR at pixels that no date shows, with and without `hidden_ground`.
 
     python benchmarks/hidden_ground.py SHARDS... [--clouds CLOUDSEN12_SHARDS] [--limit 4] [--mask own]
         [--item NAME=FILE.jpg ...]

@@ -6,9 +6,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from sader.model import recovery
-from sader.model.composite import classical_blend, prepare_dates
-from sader.model.recovery import hidden_ground
+from sader.model import composite
+from sader.model.composite import classical_blend, hidden_ground, prepare_dates
 
 SIZE = 96
 HOLE = (slice(24, 80), slice(16, 72))
@@ -110,5 +109,5 @@ def test_a_graph_without_branches_gives_the_same(monkeypatch):
     dates, clear, truth = pair(0.5, 0.5)
     observed = torch.ones_like(clear, dtype=torch.bool)
     eager = hidden_ground(truth[None], dates, clear, observed)
-    monkeypatch.setattr(recovery, "is_exporting", lambda: True)
+    monkeypatch.setattr(composite, "is_exporting", lambda: True)
     torch.testing.assert_close(hidden_ground(truth[None], dates, clear, observed), eager, rtol=0, atol=1e-6)
