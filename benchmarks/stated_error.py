@@ -6,8 +6,7 @@
 `collect` predicts "clean this date" on crops, and stores for a sample of the scored, reconstructed pixels of each item
 the terms of the rule, the true error and the expected one. Names are parts of the names of places. `fit` prints the
 factors, fitted on training places, and scores them on others: rank correlation of expected and true error over the
-pixels of an item, mean over the items of a source. With
-scikit-learn, boosted trees on the same terms give a bound.
+pixels of an item, mean over the items of a source. With scikit-learn, boosted trees on the same terms give a bound.
 """
 
 from __future__ import annotations
